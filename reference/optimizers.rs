@@ -1,8 +1,8 @@
 //! The specification: every optimizer in f64, one element at a time, as the papers and `torch.optim` state it.
 //!
 //! The tests, and the benches before they time a step, compare the kernels with this file. It is short enough to be
-//! checked by eye, imports nothing, and shares no line with the kernels. Averages are beta*old + (1-beta)*new here,
-//! powers are powi, and the decay of AdamW multiplies by 1 - lr*weight_decay.
+//! checked by eye, imports nothing, and shares no line with the kernels. It uses the textbook forms: averages are
+//! beta*old + (1-beta)*new, powers are powi, and AdamW's decay multiplies by 1 - lr*weight_decay.
 
 /// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,7 +78,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// Returns the rule of that name in `vectors.txt`. `number` gives its hyperparameters by name, flags as 0 or 1.
+    /// Returns the rule of that name in `vectors.txt`. `number` returns a hyperparameter by name, and a flag as 0 or 1.
     pub(crate) fn named(name: &str, number: &dyn Fn(&str) -> f64) -> Rule {
         let decoupled = f64::from(u8::from(name == "adamw"));
         let of_adam = |field: &str| if field == "decoupled" { decoupled } else { number(field) };
@@ -99,7 +99,7 @@ impl Rule {
         }
     }
 
-    /// Makes one update of a full tensor with `gradients`, the means over ranks.
+    /// Makes one update of a full tensor. `gradients` are means over ranks.
     pub(crate) fn step(&self, tensor: &mut [Scalar], gradients: &[f64]) {
         assert_eq!(tensor.len(), gradients.len());
         tensor.iter_mut().zip(gradients).for_each(|(x, gradient)| self.step_element(x, *gradient));
@@ -108,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// Makes the elementwise part of an update. Only LAMB has another part.
+    /// Makes the elementwise part of an update. Only LAMB has a second part.
     fn step_element(&self, x: &mut Scalar, gradient: f64) {
         x.steps += 1;
         match self {
@@ -271,7 +271,7 @@ impl Rprop {
 }
 
 impl Lion {
-    /// Returns the average whose sign is taken.
+    /// Returns the average of which Lion takes the sign.
     pub(crate) fn direction(&self, x: &Scalar, gradient: f64) -> f64 {
         let g = if self.maximize { -gradient } else { gradient };
         self.beta1 * x.states[0] + (1.0 - self.beta1) * g
@@ -295,7 +295,7 @@ impl NAdam {
         (1..=step).map(|t| self.mu(t)).product()
     }
 
-    /// Returns the factors of the gradient and of its average in the numerator, without lr.
+    /// Returns the factors of the gradient and of its average in the update's numerator, without lr.
     pub(crate) fn shares(&self, step: i32) -> (f64, f64) {
         let (mu, next_mu, product) = (self.mu(step), self.mu(step + 1), self.mu_product(step));
         ((1.0 - mu) / (1.0 - product), next_mu / (1.0 - product * next_mu))
@@ -348,7 +348,7 @@ impl RAdam {
 }
 
 impl Lamb {
-    /// Moves the moments.
+    /// Updates both moments.
     fn update(&self, x: &mut Scalar, gradient: f64) {
         let g = if self.maximize { -gradient } else { gradient };
         let [m, v, _] = &mut x.states;
@@ -356,7 +356,7 @@ impl Lamb {
         *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
     }
 
-    /// Returns the change u that the moments give.
+    /// Returns the change u, computed from the moments.
     pub(crate) fn change(&self, x: &Scalar) -> f64 {
         let m_hat = x.states[0] / (1.0 - self.beta1.powi(x.steps));
         let v_hat = x.states[1] / (1.0 - self.beta2.powi(x.steps));
@@ -370,7 +370,7 @@ impl Lamb {
         if param_norm > 0.0 && change_norm > 0.0 { param_norm / change_norm } else { 1.0 }
     }
 
-    /// Moves the parameters by the change that the moments give.
+    /// Changes the parameters by u, multiplied by lr and the ratio.
     pub(crate) fn apply(&self, tensor: &mut [Scalar]) {
         let rate = self.lr * self.ratio(tensor);
         tensor.iter_mut().for_each(|x| x.param -= rate * self.change(x));

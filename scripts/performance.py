@@ -25,8 +25,8 @@ MANY_TILES = 1 << 17
 NCCL_CTAS = (16, 24, 32)  # of 640 threads with 96 registers each, which leave no room for a block on their multiprocessor
 
 
-# Cycles of a scheduler's unit for an instruction of a warp: 32 lanes by the CUDA C++ Programming Guide's results per clock.
-# Conversions to f64 are in xu.
+# Cycles of a scheduler's unit for an instruction of a warp, which has 32 lanes. They are assumptions: they were not measured,
+# and not checked against the CUDA C++ Programming Guide. Conversions to f64 are in xu.
 CYCLES = {"fma": {"sm_80": 2}, "alu": 2, "xu": 8, "fp64": {"sm_80": 4, "sm_90": 2, "sm_100": 2}}
 
 

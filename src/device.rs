@@ -2,8 +2,8 @@
 //!
 //! `Executor` is private, so no other crate can add a device. Each device guarantees what the checker assumes: ops of a
 //! stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The schedule decides when
-//! an op runs, never the device. Every access to a device's memory takes a [`Claimed`], and only `unsafe` code makes
-//! one.
+//! an op runs, never the device. Every access to a device's memory takes a [`Claimed`], which only `unsafe` code can
+//! make.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,11 +22,12 @@ pub trait Device: Executor {
     /// are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs Records, so no wait can
     /// hang.) A Wait on the compute stream is a call of [`wait`](Device::wait) and is not submitted here.
     ///
-    /// `sum` says when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for it.
+    /// `sum` says when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for that
+    /// sum.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
-    /// Orders the trainer's next work after the ticket's position: the calling thread waits on the host device, the
-    /// trainer's stream on a GPU.
+    /// Orders the trainer's next work after the ticket's position. On the host device the calling thread waits. On a
+    /// GPU the trainer's stream waits.
     ///
     /// # Errors
     /// `Poisoned` if any op has failed by then.
@@ -44,7 +45,7 @@ pub trait Device: Executor {
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
     /// # Errors
-    /// `Poisoned` if any op has failed; a GPU reports some failures only now.
+    /// `Poisoned` if any op has failed. A GPU reports some failures only now.
     fn end(&mut self) -> Result<()>;
 
     /// Returns the current time in nanoseconds, on the clock that times ops.
@@ -131,7 +132,7 @@ pub trait Executor {
         false
     }
 
-    /// Returns the status of the newest pass whose status is published completely, without waiting.
+    /// Returns the newest status that has been published completely. Never waits.
     fn latest(&self) -> Option<InstepStatus>;
 
     /// Copies a span to the host. `into` is as long as the span.
@@ -150,7 +151,7 @@ pub trait Executor {
     /// this does not wait for the launches that read the old addresses.
     ///
     /// # Errors
-    /// `Layout` if the device cannot reach a tensor: then nothing has changed. `Poisoned` if any op has failed.
+    /// `Layout` if the device cannot reach a tensor. Nothing has changed then. `Poisoned` if any op has failed.
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
     /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
@@ -158,7 +159,8 @@ pub trait Executor {
     /// `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// Errors as for the builder. `Mismatch` if another rank has failed and the ranks compare this.
+    /// Errors as for the builder. `Mismatch` if this call has failed on another rank, and the ranks compare their
+    /// results.
     fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
@@ -176,8 +178,8 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
-    /// Returns the intervals since the last call in which the trainer's stream waited, if the device measures times and
-    /// the trainer is a stream. A thread's own waits are timed in the code that waits.
+    /// Returns the intervals in which the trainer's stream waited, since the last call. The list is empty unless the
+    /// device measures times and the trainer is a stream. A thread's own waits are timed in the code that waits.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -186,8 +188,8 @@ pub trait Executor {
     }
 }
 
-/// The error for a bucket that the caller sums and hands over without an event: the stepper cannot know when the sum is
-/// complete.
+/// Returns the error for a bucket that the caller sums and hands over without an event. The stepper cannot know when
+/// such a sum is complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");
     Error::order(thing, "nothing says when it is there", "call bucket_ready_after")

@@ -1,7 +1,8 @@
 //! Element types of the tensors that a step touches, or that travel between ranks.
 //!
-//! This module has only names and sizes and depends on no other module; the kernels convert. f64, sparse and complex
-//! tensors are not supported, because a fused kernel for them would not be faster than the caller's own loop.
+//! This module has names, sizes and conversions of single values. It depends on no other module. The kernels convert
+//! tensors. f64, sparse and complex tensors are not supported, because a fused kernel for them would not be faster than
+//! the caller's own loop.
 
 /// An element type. The discriminants are the kernels' codes.
 #[non_exhaustive]
@@ -60,7 +61,7 @@ impl std::fmt::Display for DType {
 /// An element type of the slices that a stepper hands out: `f32`, and [`bf16`](crate::bf16) and [`f16`](crate::f16) of
 /// the `half` crate.
 pub trait Element: sealed::Element {
-    /// The same type as a [`DType`].
+    /// This type as a [`DType`].
     const DTYPE: DType;
 
     /// Rounds to the nearest value, ties to even.

@@ -1,9 +1,9 @@
-//! The crate's error type. The names of its variants tell the caller what can be done.
+//! The crate's error type. The variant of an error tells the caller what to do.
 //!
-//! An error is *refused* (nothing was changed, call again), *abandoned* (the pass has ended early) or *poisoned* (the
-//! stepper has failed for good). Every text is `<thing>: <what is wrong>; <what to do>`. Only this module assembles
-//! such texts. The type is cloneable, because a poisoned device repeats its first error. This module depends on no
-//! other.
+//! Most errors are *refused* (nothing was changed, call again) or *poison* (the stepper has failed for good). The doc
+//! of each variant says which it is, or what has happened instead. Every error text has the form
+//! `<thing>: <what is wrong>; <what to do>`. Only this module assembles error texts. The type is cloneable, because a
+//! poisoned device repeats its first error. This module depends on no other module.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::time::Duration;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of this crate. *Refused* means that nothing was changed. (A call that takes the pass or the stepper by
-/// value still ends the pass or the stepper.) *Poisons* means that the stepper and its group have failed for good.
+/// An error of this crate. *Refused* means that nothing was changed. (If the refused call takes the pass or the stepper
+/// by value, the pass or the stepper still ends.) *Poisons* means that the stepper and its group have failed for good.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -29,7 +29,7 @@ pub enum Error {
         /// A value or an option that is accepted.
         remedy: String,
     },
-    /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
+    /// Refused: a parameter is unknown, is named twice, belongs to another layout, or has another length.
     #[error("{0}")]
     Layout(Refusal),
     /// Refused: the tensor is sharded, and no rank has all of it.
@@ -39,9 +39,9 @@ pub enum Error {
         tensor: String,
         /// The first element of this rank's shard.
         first: u64,
-        /// The element after the last one of this rank's shard; equal to `first` if the shard is empty.
+        /// One past the last element of this rank's shard. Equal to `first` if the shard is empty.
         end: u64,
-        /// Elements of the tensor.
+        /// Number of elements of the tensor.
         len: u64,
     },
     /// Refused: the call comes at the wrong moment of a pass.
@@ -74,9 +74,9 @@ pub enum Error {
     Device {
         /// The driver's function.
         call: &'static str,
-        /// The driver's answer.
+        /// The driver's error code.
         code: i32,
-        /// The answer's name.
+        /// The error code's name.
         name: String,
     },
     /// Poisons: a call into a communication library failed. Refused if the call was part of building a communicator.
@@ -86,9 +86,9 @@ pub enum Error {
         rank: u32,
         /// The library's function.
         call: &'static str,
-        /// The library's answer.
+        /// The library's error code.
         code: i32,
-        /// The answer in words.
+        /// The error in words.
         message: String,
     },
     /// Poisons: a communication hook failed, with this message.
@@ -104,13 +104,13 @@ pub enum Error {
         /// Number of the property, as listed in `kernels/cpu/self_test.h`.
         property: u32,
     },
-    /// Poisons: ranks issued different collectives, or the same one with different arguments.
+    /// Poisons: ranks issued different collectives, or the same collective with different arguments.
     #[error(
         "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; {}",
         remedy(ours, theirs, differs)
     )]
     Mismatch {
-        /// The rank that detected it.
+        /// The rank that detected the difference.
         rank: u32,
         /// The call of `rank`.
         ours: String,
@@ -118,7 +118,7 @@ pub enum Error {
         other_rank: u32,
         /// That rank's call.
         theirs: String,
-        /// The fields of the calls that differ, as in "pass and length".
+        /// The fields of the calls that differ, for example "pass and length".
         differs: String,
     },
     /// Poisons: a rank went on to its next pass while other ranks waited for its part in the previous one.
@@ -129,7 +129,7 @@ pub enum Error {
     LeftPass {
         /// The rank that is ahead.
         rank: u32,
-        /// The pass that the rank left: it abandoned or dropped the pass, or its hook made fewer all-reduces.
+        /// The pass that the rank left. The rank abandoned or dropped the pass, or its hook made fewer all-reduces.
         pass: u64,
         /// A rank that is still in that pass.
         other_rank: u32,
@@ -156,14 +156,14 @@ pub enum Error {
         call: String,
         /// Length of the wait.
         waited_ms: u64,
-        /// Ranks that had not arrived; empty if unknown, as for a sum on a GPU.
+        /// Ranks that had not arrived. Empty if they are unknown, for example for a sum on a GPU.
         missing: Vec<u32>,
     },
     /// Refused: a checkpoint is damaged, or belongs to another model.
     #[error("{0}")]
     Checkpoint(Refusal),
-    /// A checkpoint could not be read to its end while it was loaded, although it was complete when it was checked.
-    /// Each tensor has either its old or its new value. Load a complete checkpoint before the next pass.
+    /// A checkpoint was complete when it was checked, but could not be read to its end during the load. Each tensor has
+    /// either its old or its new value. Load a complete checkpoint before the next pass.
     #[error(
         "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a whole one before the next pass"
     )]
@@ -193,25 +193,25 @@ pub enum Error {
         /// The error of that operation.
         first: Arc<Error>,
     },
-    /// A rank's own thread panicked or could not be started.
+    /// The thread of an in-process rank panicked or could not be started.
     #[error("rank {rank}: its thread failed, {message}")]
     Rank {
-        /// The rank whose thread failed.
+        /// The rank of the thread that failed.
         rank: u32,
         /// The panic's message, or the system's reason.
         message: String,
     },
 }
 
-/// Why a call was refused: its text is `<thing>: <what is wrong>; <what to do>`.
+/// Why a call was refused. Its text has the form `<thing>: <what is wrong>; <what to do>`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     /// The subject of the call: a parameter, a bucket, a pass, a part of a file.
     pub thing: String,
-    /// The reason; it follows the subject in the text.
+    /// The reason. In the text it follows the subject.
     pub wrong: String,
-    /// The advice to the caller; empty if there is none.
+    /// The advice to the caller. Empty if there is none.
     pub remedy: String,
 }
 
@@ -238,7 +238,7 @@ fn readable(value: String) -> String {
 }
 
 impl Error {
-    /// Returns the first error if this one is `Poisoned`, and this one otherwise.
+    /// Returns the error that poisoned the stepper if this error is `Poisoned`. Otherwise returns this error.
     pub fn cause(&self) -> &Error {
         match self {
             Error::Poisoned { first, .. } => first.cause(),
@@ -282,8 +282,8 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent an invalid message about `thing`: no rank of this
-    /// version sends it.
+    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent an invalid `thing`. A rank of this version never
+    /// sends it.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }
@@ -299,8 +299,9 @@ impl Error {
     }
 }
 
-/// A table of refused options. Each row has the option and its value, the condition that refuses it, and the two parts
-/// of the error: what is wrong and what to do. The first row that holds returns its [`Config`](Error::Config).
+/// Checks a table of refused options. Each row has an option, its value, and the condition that refuses it. A row ends
+/// with the error's two parts: what is wrong and what to do. The first row with a true condition returns its
+/// [`Config`](Error::Config).
 macro_rules! refuse {
     ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {
@@ -310,11 +311,11 @@ macro_rules! refuse {
 }
 pub(crate) use refuse;
 
-/// Returns what must be made equal on ranks that made different calls. This reads the calls' texts, because processes
+/// Returns the advice for ranks that made different calls. The advice depends on the calls' texts, because processes
 /// exchange a mismatch only as text.
 fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     let gathers = |call: &str| call.starts_with("all-gather, ");
-    // Passes and `unshard` name a bucket.
+    // The all-gathers of passes and of `unshard` name a bucket.
     let is_of_tensors = |call: &str| gathers(call) && !call.contains(", bucket ");
     match (is_of_tensors(ours), is_of_tensors(theirs)) {
         (true, true) => return "gather, fill, save and load the same tensors in the same order on all ranks",
@@ -342,7 +343,8 @@ fn named(ranks: &[u32]) -> String {
 /// The most names that an error lists.
 const LISTED: usize = 8;
 
-/// Lists the names that are accepted instead of `given`. If there are many, it lists those most similar to `given`.
+/// Lists the names that are accepted instead of `given`. If there are more than `LISTED` names, it lists those most
+/// similar to `given`.
 pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
     match names.len() {
@@ -350,7 +352,7 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
         1 => names[0].to_owned(),
         2..=LISTED => format!("one of {}", names.join(", ")),
         count => {
-            // Of two equally close names, the first one in the list comes first.
+            // Names with equal distances keep their order in the list.
             let mut ranked: Vec<(usize, usize)> =
                 names.iter().enumerate().map(|(place, name)| (distance(given, name), place)).collect();
             ranked.select_nth_unstable(LISTED);
@@ -362,8 +364,8 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
     }
 }
 
-/// Returns how many bytes of the longer name lie between the common start and the common end of two names. Upper and
-/// lower case are equal. The time is linear in the names' lengths, because a layout may have a million names.
+/// Returns the distance of two names: the length of the longer name without their common prefix and suffix. Case is
+/// ignored. The time is linear in the names' lengths, because a layout may have a million names.
 fn distance(one: &str, other: &str) -> usize {
     let same = |(a, b): &(&u8, &u8)| a.eq_ignore_ascii_case(b);
     let (one, other) = (one.as_bytes(), other.as_bytes());

@@ -1,7 +1,7 @@
-//! A device without memory and threads. It computes from the durations of ops when each op would run.
+//! A device without memory and threads. It computes when each op would run, from the durations of ops.
 //!
-//! A stepper on this device has the schedule, the byte counts and the refusals of a real stepper, so a laptop can plan
-//! a thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
+//! A stepper on this device has the same schedule, byte counts and refusals as a real stepper, so a laptop can plan a
+//! thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
 //! has run. All ranks are assumed to take the same time, so the forecast covers one rank.
 
 use std::collections::HashMap;
@@ -24,15 +24,15 @@ use crate::op::{
 /// on the memory bus. For a collective, they are the bytes of its buffer. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
-/// The device of a [`Stepper`](crate::Stepper) that forecasts its run; see [`StepperBuilder::forecast`].
+/// The device of a [`Stepper`](crate::Stepper) that forecasts its run. See [`StepperBuilder::forecast`].
 ///
 /// [`StepperBuilder::forecast`]: crate::StepperBuilder::forecast
 pub struct Forecast {
     plan: Arc<Plan>,
     constants: StepConstants,
     regions: Regions,
-    /// For each bucket, if nothing is frozen: the bytes that its step moves, and the bytes that each `Measure` before
-    /// the step moves.
+    /// For each bucket, the bytes that its step moves, and the bytes that each `Measure` before the step moves. The
+    /// numbers hold if nothing is frozen.
     step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
     /// The time at which each stream has run all its ops. The compute stream stands for the trainer.
@@ -103,7 +103,7 @@ impl Forecast {
             Action::Record(ticket) => {
                 self.passed.insert(ticket, self.clocks[op.stream.index()]);
             }
-            // The caller's sum ends at the hand-over, as the trainer's own work does.
+            // The forecast assumes that the caller's sum ends at the hand-over, like the trainer's own work.
             Action::AwaitSum { .. } => self.clocks[op.stream.index()] = free_ns,
             _ => {
                 let bytes = self.moved_bytes(op);

@@ -1,10 +1,11 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
-//! Happens-before is the order of each stream plus Record -> Wait, computed by vector clocks. Accesses are byte ranges,
-//! so disjoint views of one arena do not conflict. Collectives that may be one launch are not ordered among each other.
-//! The trainer's own reads and writes are part of the list. The checker trusts the caller's event after a sum, and
-//! applies it only to the bytes of that bucket. The checker is independent of modes and accepts any list. PyTorch's
-//! CUDA sanitizer is similar, but works by base pointer instead of by range.
+//! Happens-before is the order of ops on each stream, plus the order from each Record to its Waits. Vector clocks
+//! compute it. Accesses are byte ranges, so disjoint views of one arena do not conflict. The checker does not assume an
+//! order among collectives that may share one launch. The trainer's own reads and writes are part of the list. The
+//! checker trusts the caller's event after a sum, but only for the bytes of the summed bucket. The checker is
+//! independent of modes and accepts any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of
+//! by range.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -40,7 +41,7 @@ pub enum Hazard {
         second: usize,
         /// The memory in which both accesses lie.
         memory: Memory,
-        /// The first byte that both touch.
+        /// The first byte that both entries touch.
         byte: u64,
     },
     /// A Wait for a ticket that was not recorded by an earlier entry. CUDA would not wait at all.
@@ -107,7 +108,7 @@ pub struct Checker<'plan> {
     plan: &'plan Plan,
     states: usize,
     entries: usize,
-    /// The latest entry, if it is an op, and the first entry that may be one launch with it.
+    /// The latest entry if it is an op, and the first entry that may share a launch with this op.
     latest: Option<Op>,
     together: usize,
     left_alone: Frozen,

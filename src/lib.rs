@@ -1,13 +1,13 @@
 //! Fused optimizer steps over whole gradient buckets, overlapped with backward.
 //!
-//! A [`Layout`] names the parameters. A [`Stepper`] keeps them in flat buckets, together with their gradients and the
-//! optimizer's states, or [borrows](StepperBuilder::host_borrowing) parameters and gradients from you. Inside a
-//! [`Pass`], the trainer reads parameters, writes gradients and hands them over. Once a bucket is complete, a
-//! [`Collective`] sums it over the ranks and one kernel launch steps it, while the rest of backward runs. ([`Lamb`]
-//! takes two launches.)
+//! A [`Layout`] names the parameters. A [`Stepper`] keeps parameters, gradients and optimizer states in flat buckets.
+//! It can also [borrow](StepperBuilder::host_borrowing) your parameters and gradients. Inside a [`Pass`], your code
+//! (the trainer) reads parameters, writes gradients and hands each gradient over. Once all gradients of a bucket are
+//! handed over, a [`Collective`] sums them over the ranks. One kernel launch then steps the bucket ([`Lamb`] takes two
+//! launches). The rest of backward runs at the same time.
 //!
-//! docs/rust.md has a program on borrowed memory. In the following program, instep owns the memory and makes the
-//! all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
+//! docs/rust.md has a program that steps borrowed memory. In the following program, instep owns the memory and makes
+//! the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
 //!
 //! ```
 //! use instep::{AdamW, Layout, Stepper, in_process};
@@ -46,90 +46,90 @@
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
 //! | `Normed` | once the last bucket is reduced and the norm is known; the steps run during the next forward | yes |
-//! | `Sequential` | after the last reduce; the reference | yes |
+//! | `Sequential` | after the last reduce; this is the reference for the other modes | yes |
 //!
 //! # What to call
 //!
 //! | To | call |
 //! |---|---|
 //! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
-//! | start no threads | [`StepperBuilder::inline`] |
+//! | start no threads | [`StepperBuilder::inline`] with [`threads(1)`](StepperBuilder::threads) |
 //! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
-//! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
-//! | give groups, or single parameters, types of their own | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
-//! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
-//! | step a parameter by several optimizers, list them, add one later | [`StepperBuilder::then`], [`StepperBuilder::then_for`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
-//! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
-//! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
+//! | set different hyperparameters for some parameters | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
+//! | set the element types of a group or of single parameters | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
+//! | choose the optimizer of a group or of single parameters | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
+//! | step a parameter by several optimizers, list optimizers, add an optimizer later | [`StepperBuilder::then`], [`StepperBuilder::then_for`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
+//! | leave some parameters to an optimizer outside instep | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] with optimizers for the other parameters |
+//! | write your own optimizer, or choose an optimizer by name | [`optim::StepParam`], [`overlap::Registry`] |
 //! | keep a parameter local to each rank | [`LayoutBuilder::local`] |
 //! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`], [`Stepper::set_lr_schedule`] |
 //! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
-//! | accumulate micro-batches | [`Stepper::begin_accumulating`], and in shards [`StepperBuilder::accumulation`] |
+//! | accumulate micro-batches | [`Stepper::begin_accumulating`], and with sharding [`StepperBuilder::accumulation`] |
 //! | clip by the global norm, skip non-finite passes (Normed and Sequential) | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
-//! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; [`StepperBuilder::grad_scaler`] for PyTorch's |
-//! | clip a group alone or not at all | [`StepperBuilder::group_clip`], [`Stepper::group_norm`] |
-//! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
+//! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; for PyTorch's `GradScaler`, [`StepperBuilder::grad_scaler`] |
+//! | clip a group by its own norm, or exempt it from clipping | [`StepperBuilder::group_clip`], [`Stepper::group_norm`] |
+//! | clip in Eager, by the previous pass's norm or by each bucket's norm | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
-//! | share a parameter, leave one out, or have a parameter without a gradient refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
-//! | say which parameters no rank used | [`Stepper::set_unused`] |
+//! | share a parameter between layers, handle missing gradients, exclude a parameter from steps | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
+//! | declare parameters that no rank used | [`Stepper::set_unused`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
-//! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
-//! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
+//! | store tensors in 16 bits or states in 8 bits, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
+//! | keep a moving average of parameters, or a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
 //! | keep states and steps in the host's memory (offload) | [`StepperBuilder::offload`] |
 //! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
-//! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
+//! | let ranks run out of data at different times | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save, resume, import a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
 //! | exchange only parameters with PyTorch or candle | [`checkpoint::export`], [`checkpoint::import_params`] |
-//! | save the training after another rank has died | [`Stepper::rescue`] |
+//! | save this rank's training after another rank has died | [`Stepper::rescue`] |
 //! | set parameters, states and step counts by hand | [`Stepper::write`], [`Stepper::view_mut`], [`Stepper::set_step_count`] |
 //! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
-//! | see or change each sum before its step, whole or of shards | [`overlap::SumHooked`] |
+//! | read or change each bucket's sum before its step, also with sharding | [`overlap::SumHooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
 //! | step buckets after your own all-reduce, in any order | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
-//! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
-//! | test a transport of your own | [`collective::conformance`] |
+//! | all-reduce over processes on the host | `Mpi` (feature `mpi`), which gives the same bits as ranks in one process |
+//! | test your own transport | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read`], [`Stepper::write`] |
-//! | predict memory, schedule and times of any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
+//! | predict memory, schedule and times for any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need the items at the crate's root, [`cuda`] on a GPU, and [`bucket_step`], [`overlap`], [`checkpoint`],
-//! [`collective`], [`forecast`] and [`optim`] as the table says. The other modules are for tools that inspect a
-//! stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and their order), [`hazard`] (the
-//! race checker), [`timeline`] (times of operations).
+//! Every trainer uses the items at the crate's root, and on a GPU also [`cuda`]. The table says which tasks need
+//! [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other modules are for
+//! tools that inspect a stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and their
+//! order), [`hazard`] (the race checker), [`timeline`] (times of operations).
 //!
 //! # Environment
 //!
-//! Options of the builder have precedence. If an option is unset, these variables apply:
+//! Options of the builder override these variables:
 //!
 //! | Variable | What it sets |
 //! |---|---|
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
-//! | `INSTEP_THREADS` | a stepper's kernel threads, and those of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
-//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
-//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`. If unset, each launch of a step beyond 32 MiB of tensors compares both |
-//! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
-//! | `INSTEP_ID_FILE` | the file by which [`cuda::Nccl::from_environment`] joins several ranks |
+//! | `INSTEP_THREADS` | the number of kernel threads of a stepper, and of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
+//! | `INSTEP_SPIN_US` | how many microseconds kernel threads stay awake after a step, 200 by default |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`. If unset, and if tensors take 32 MiB or more, each launch measures both and chooses one |
+//! | `INSTEP_DEADLINE_MS` | how many milliseconds a rank waits for other ranks, 60,000 by default |
+//! | `INSTEP_ID_FILE` | the file through which the ranks of [`cuda::Nccl::from_environment`] share NCCL's id |
 //!
 //! # GPUs
 //!
-//! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
-//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed only at run time. It must support CUDA 12.0
-//! or newer, and at least the major release of the nvcc. The crate loads `libcuda.so`, or the file that `INSTEP_CUDA`
-//! names. `INSTEP_NCCL` names NCCL's library.
+//! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`.
+//! `NVCC=$(scripts/cuda-toolchain.sh)` installs an nvcc. The driver is needed only at run time. It must support at
+//! least CUDA 12.0, and at least the major version of the nvcc. The crate loads `libcuda.so`, or the file that
+//! `INSTEP_CUDA` names. `INSTEP_NCCL` names NCCL's library.
 //!
 //! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
-//! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, the build of cudarc stops. Set
-//! `CUDARC_CUDA_VERSION=13000` in that case (docs/cudarc.md).
+//! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc supports, cudarc's build fails. In that case, set
+//! `CUDARC_CUDA_VERSION=13000` (docs/cudarc.md).
 //!
 //! # MPI
 //!
-//! Feature `mpi` adds `Mpi`. Building it needs an MPI library and libclang (on Debian: `libopenmpi-dev`,
+//! Feature `mpi` adds `Mpi`. Building `Mpi` needs an MPI library and libclang (on Debian: `libopenmpi-dev`,
 //! `libclang-dev`).
 //!
 //! # Benches

@@ -1,7 +1,7 @@
 //! Waits for events that send no notification: a wait polls, at first without a sleep.
 //!
 //! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
-//! thread would sleep once per bucket. Only between sleeps does a wait check whether it is still wanted.
+//! thread would sleep once per bucket. A wait checks whether it is still wanted only between sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::error::Result;
 
 const NAP: Duration = Duration::from_micros(50);
 
-/// The clock of a wait, and its way to let time pass.
+/// The clock of a wait. It also lets time pass.
 pub(crate) trait Clock {
     /// Returns the time since the wait began.
     fn waited(&self) -> Duration;
@@ -36,11 +36,11 @@ impl Clock for Wall {
     }
 }
 
-/// Polls until there is an answer, and returns the answer. Returns `None` once the deadline has passed. It does not
-/// sleep while the wait is shorter than `awake`.
+/// Polls until there is an answer, and returns the answer. Returns `None` once the deadline has passed. Does not sleep
+/// until `awake` has passed.
 ///
 /// # Errors
-/// Returns the first error of `wanted` or of a poll, which ends the wait.
+/// The first error of `wanted` or of `look`. It ends the wait.
 pub(crate) fn poll<T>(
     mut clock: impl Clock,
     awake: Duration,

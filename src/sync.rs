@@ -1,7 +1,8 @@
-//! Locks and threads of the host device and the pool: those of the standard library, or of shuttle in shuttle's tests.
+//! Locks and threads of the host device and the pool. They come from the standard library, or from shuttle in shuttle's
+//! tests.
 //!
 //! Shuttle runs the same code on one thread, and chooses the next task at every lock, wait and notification
-//! (`src/host/interleavings/`). Shuttle does not control anything else.
+//! (`tests/interleavings/`). Shuttle does not control anything else.
 
 use std::time::{Duration, Instant};
 

@@ -50,10 +50,10 @@
 // A separate f32 weight for each 16-bit parameter.
 #define INSTEP_MASTER_F32 1
 
-// The lower 16 bits of an f32 whose upper half is the bf16 parameter.
+// The bf16 parameter is the upper 16 bits of an f32. The remainder is the lower 16 bits.
 #define INSTEP_MASTER_REMAINDER16 2
 
-// The 8 bits of that f32 that follow its upper half.
+// The bf16 parameter is the upper 16 bits of an f32. The remainder is the next 8 bits.
 #define INSTEP_MASTER_REMAINDER8 3
 
 // A group is clipped together with all groups that have this value, by the stepper's clip. The default.
@@ -98,7 +98,8 @@
 // INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 #define INSTEP_UNUSED_DEFAULT 0
 
-// A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
+// A parameter is not stepped if no rank wrote its gradient. Refused on the caller's memory, which has no place for a
+// count of ranks.
 #define INSTEP_UNUSED_SKIP 1
 
 // If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
@@ -112,10 +113,10 @@
 // All ranks have the same number of batches. The default.
 #define INSTEP_INPUTS_EVEN 0
 
-// Ranks may join without data; steps divide by world_size.
+// Ranks may join without data. Steps divide by world_size.
 #define INSTEP_INPUTS_BY_WORLD_SIZE 1
 
-// Ranks may join without data; steps divide by the number of ranks that had data.
+// Ranks may join without data. Steps divide by the number of ranks that had data.
 #define INSTEP_INPUTS_BY_CONTRIBUTORS 2
 
 // The optimizer steps the parameter. The default.
@@ -139,13 +140,14 @@
 // Clips each bucket by that bucket's norm.
 #define INSTEP_CLIP_PER_BUCKET 3
 
-// A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
+// A tensor of a parameter: the parameter itself. If it has a master weight, instep_stepper_read copies the master's
+// values.
 #define INSTEP_PARAM 0
 
 // A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 #define INSTEP_GRAD 1
 
-// A state of the parameter's optimizer; the state's name must be given.
+// A state of the parameter's optimizer. The state's name must be given.
 #define INSTEP_STATE 2
 
 // The parameter's copy in another type.
@@ -169,7 +171,7 @@
 // The most states that an optimizer keeps per element.
 #define INSTEP_STATES_AT_MOST 4
 
-// The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
+// The step of one bucket, with its step counts and hyperparameters. Tensors come with each call.
 //
 // The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
 // INSTEP_BUSY. Different bucket steps may be used at the same time.
@@ -190,7 +192,8 @@ typedef struct instep_norm instep_norm;
 // A rank's training: parameters, gradients and states, and the passes that step them.
 //
 // The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
-// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), it must stay on the thread that created it.
+// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), only the thread that created the stepper may
+// use the stepper.
 typedef struct instep_stepper instep_stepper;
 
 // The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
@@ -203,7 +206,7 @@ typedef struct {
   uint32_t kind;
   // The parameter's number.
   uint32_t param;
-  // The state's name, from instep_optimizer_state_name; null for any other kind.
+  // The state's name, from instep_optimizer_state_name. Null for any other kind.
   const char *state;
 } instep_tensor_id;
 
@@ -213,7 +216,7 @@ typedef struct {
   void *address;
   // The number of elements, gaps included.
   size_t elements;
-  // The parameters whose gradients lie in it.
+  // The parameters that have their gradients in it.
   const uint32_t *params;
   // The offset of each gradient in the bucket, in elements.
   const size_t *offsets;
@@ -232,11 +235,11 @@ typedef struct {
   size_t size;
   // The address of each parameter, by its number.
   void *const *params;
-  // The number of parameters of the layout; in instep_stepper_rebind, 0 means that no parameter has moved.
+  // The number of parameters of the layout. In instep_stepper_rebind, 0 means that no parameter has moved.
   size_t param_count;
   // All buckets, which are numbered in this order. Every parameter is in one of them.
   const instep_bucket *buckets;
-  // The number of buckets; in instep_stepper_rebind, 0 means that the buckets have not changed.
+  // The number of buckets. In instep_stepper_rebind, 0 means that the buckets have not changed.
   size_t bucket_count;
 } instep_memory;
 
@@ -244,7 +247,7 @@ typedef struct {
 typedef struct {
   // Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
   const char *name;
-  // Its value; flags are 0 or 1.
+  // Its value. Flags are 0 or 1.
   double value;
 } instep_hyper;
 
@@ -254,7 +257,7 @@ typedef struct {
   size_t size;
   // Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
   const char *name;
-  // Hyperparameters; the others have their defaults.
+  // The given hyperparameters. All others have their defaults.
   const instep_hyper *hypers;
   // The number of hypers.
   size_t hyper_count;
@@ -264,9 +267,9 @@ typedef struct {
 typedef struct {
   // sizeof(instep_precision).
   size_t size;
-  // Type of parameters; 0: INSTEP_F32.
+  // Type of parameters. 0: INSTEP_F32.
   uint32_t param;
-  // Type of gradients, in which they are summed too; 0: INSTEP_F32.
+  // Type in which gradients are stored and summed. 0: INSTEP_F32.
   uint32_t grad;
   // How the low bits of 16-bit parameters are stored: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
   uint32_t master;
@@ -274,7 +277,7 @@ typedef struct {
   uint32_t states;
   // 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
   uint32_t is_stochastic;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
   // Seed of stochastic rounding, equal on all ranks.
   uint64_t seed;
@@ -284,16 +287,16 @@ typedef struct {
 typedef struct {
   // The group's name.
   const char *name;
-  // Its optimizer; null: the default optimizer of the options.
+  // Its optimizer. Null: the default optimizer of the options.
   const instep_optimizer *optimizer;
-  // Its element types; null: the default precision of the options. It is null for a bucket step, which has one
+  // Its element types. Null: the default precision of the options. It is null for a bucket step, which has one
   // precision.
   const instep_precision *precision;
   // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
   uint32_t clip;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
-  // The largest norm of a group that is clipped alone; else 0.
+  // The largest norm of a group that is clipped alone. Otherwise 0.
   double max_norm;
 } instep_group;
 
@@ -303,15 +306,15 @@ typedef struct {
   size_t size;
   // The device's number.
   uint32_t ordinal;
-  // CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
+  // CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
   int32_t optim_priority;
-  // The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps
+  // The stream (cudaStream_t or CUstream) of the stepper's trainer. Null: the legacy default stream. Bucket steps
   // and norms take a stream in each call, and ignore this stream.
   void *compute_stream;
-  // Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each steps one tile that
-  // moves at least 36 KiB, or 224 KiB of smaller tiles.
+  // Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
+  // least 36 KiB on average, or enough smaller tiles to move about 224 KiB.
   uint32_t max_blocks;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
 } instep_cuda;
 
@@ -328,47 +331,47 @@ typedef struct {
   const instep_group *groups;
   // The number of groups.
   size_t group_count;
-  // The parameters of the bucket; null: all parameters of the layout in order, without gaps.
+  // The parameters of the bucket. Null: all parameters of the layout in order, without gaps.
   const uint32_t *params;
   // The offset of each of params in the bucket, in elements.
   const size_t *offsets;
   // The number of params.
   size_t param_count;
-  // The bucket's elements, gaps included. Read if there are params.
+  // The number of elements of the bucket, gaps included. It is read only if there are params.
   size_t elements;
-  // Element types; null: f32.
+  // Element types. Null: f32.
   const instep_precision *precision;
-  // The type of a copy of each stepped parameter; 0: none.
+  // The type of a copy of each stepped parameter. 0: none.
   uint32_t copy;
   // INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
   uint32_t gradients;
-  // Decay rate of moving averages; 0: none are kept.
+  // Decay rate of moving averages. 0: none are kept.
   double ema_decay;
-  // Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with
+  // Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Steps with
   // the same number share their threads, which live as long as the process.
   uint32_t threads;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
-  // The GPU; null: the CPU.
+  // The GPU. Null: the CPU.
   const instep_cuda *cuda;
-  // The number of elements of a row, for each of params that is a shard of rows of a larger parameter. 0: the
-  // parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
-  // states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
-  // at a multiple of 256 elements.
+  // The number of elements of a row, for each of params. It is given for a shard of rows of a larger parameter. 0:
+  // the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of
+  // 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
+  // starts at a multiple of 256 elements.
   const uint64_t *row_elements;
   // The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
   // if row_elements is given.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
-// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is
-// none.
+// Where one kind of tensor lies: in one run with the bucket's offsets, or in one run per parameter. All zeros: there
+// is no such tensor.
 typedef struct {
-  // The first element of the run; null if each parameter has its own.
+  // The first element of the run. Null if each parameter has its own run.
   void *address;
-  // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
+  // The first element of each parameter, in the order of the bucket. Null if there is one run. On a GPU, only
   // parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
-  // in this call. The parameter's tensors and step count then do not change, and norms leave it out.
+  // in this call. The parameter's tensors and step count then do not change, and norms leave the parameter out.
   void *const *addresses;
   // The number of elements of the run, or of addresses. The library compares it with the bucket's number.
   size_t count;
@@ -404,9 +407,9 @@ typedef struct {
   size_t size;
   // The number of ranks over which the gradients are sums.
   uint32_t world_size;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
-  // The factor in the loss.
+  // The factor by which the loss was multiplied.
   double loss_scale;
   // A clip coefficient that the caller has computed, from 0 to 1.
   double clip;
@@ -418,7 +421,7 @@ typedef struct {
   const float *found_inf;
 } instep_scaling;
 
-// A number of the trainer, which a checkpoint has in addition to the stepper.
+// A number of the trainer, which a checkpoint stores in addition to the stepper.
 typedef struct {
   // Its name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
   const char *name;
@@ -438,19 +441,19 @@ typedef struct {
   size_t size;
   // Its name, also in checkpoints. No other parameter has this name.
   const char *name;
-  // Its dimensions; their product is the number of elements. Without dimensions it is a scalar, of one element.
+  // Its dimensions. Their product is the number of elements. Without dimensions it is a scalar, of one element.
   const size_t *shape;
   // The number of dimensions.
   size_t dimensions;
   // The parameter's group. The group's optimizer steps the parameter. Null: "default".
   const char *group;
-  // How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
+  // How often the parameter is handed over in a pass. 0 and 1 mean once. A shared parameter has more uses.
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
   // 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
   uint32_t is_local;
-  // Type of the parameter and of its gradient; 0: the types of its group's precision.
+  // Type of the parameter and of its gradient. 0: the types of its group's precision.
   uint32_t dtype;
 } instep_param;
 
@@ -458,13 +461,13 @@ typedef struct {
 typedef struct {
   // sizeof(instep_decision), set by the caller.
   size_t size;
-  // The norm of all averaged gradients; infinite or NaN if a gradient is.
+  // The norm of all averaged gradients. It is infinite or NaN if a gradient is infinite or NaN.
   double norm;
-  // The clip coefficient; 1 if nothing is clipped or all steps are skipped.
+  // The clip coefficient. It is 1 if nothing is clipped or all steps are skipped.
   double clip;
   // 1 if no gradient is infinite or NaN.
   uint32_t is_finite;
-  // 1 if steps after this decision change nothing.
+  // 1 if steps with this decision change nothing.
   uint32_t is_skipped;
 } instep_decision;
 
@@ -472,19 +475,19 @@ typedef struct {
 typedef struct {
   // sizeof(instep_pass_status), set by the caller.
   size_t size;
-  // The number of the pass, counted from 1; abandoned passes count too. 0: no pass has ended.
+  // The number of the pass, counted from 1. Abandoned passes count too. 0: no pass has ended.
   uint64_t pass;
   // Number of passes abandoned so far.
   uint64_t abandoned;
   // 1: the pass changed nothing, because a gradient was infinite or NaN.
   uint32_t is_skipped;
-  // 1: norm is known.
+  // 1: `norm` is known.
   uint32_t has_norm;
   // The norm of all averaged gradients.
   double norm;
-  // The clip coefficient; 1 without clipping.
+  // The clip coefficient. It is 1 without clipping.
   double clip;
-  // The factor in the loss by which the gradients were divided.
+  // The loss scale, by which the gradients were divided.
   double loss_scale;
   // The first bucket with an infinite or NaN gradient, or -1.
   int64_t first_nonfinite_bucket;
@@ -494,21 +497,21 @@ typedef struct {
 typedef struct {
   // sizeof(instep_loss_scaler).
   size_t size;
-  // The first pass's scale; default 65536.
+  // The first pass's scale. Default: 65536.
   double initial_scale;
-  // The scale's factor after growth_interval passes in a row without a skip; default 2.
+  // The scale is multiplied by this factor after growth_interval passes in a row without a skip. Default: 2.
   double growth_factor;
-  // The scale's factor after a skipped pass; default 0.5.
+  // The scale is multiplied by this factor after a skipped pass. Default: 0.5.
   double backoff_factor;
-  // Number of passes in a row without a skip after which the scale grows; default 2000.
+  // Number of passes in a row without a skip after which the scale grows. Default: 2000.
   uint32_t growth_interval;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
 } instep_loss_scaler;
 
 // One collective call of one rank.
 typedef struct {
-  // The size of instep_call in the library; it may be larger than in the caller's header.
+  // The size of instep_call in the library. It may be larger than in the caller's header.
   size_t size;
   // INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
   uint32_t kind;
@@ -516,7 +519,7 @@ typedef struct {
   uint32_t dtype;
   // The source, `bytes` long.
   const void *src;
-  // The destination, `bytes` long; may be the source.
+  // The destination, `bytes` long. It may be the source.
   void *dst;
   // Length of the source and of the destination.
   uint64_t bytes;
@@ -526,17 +529,17 @@ typedef struct {
   int64_t bucket;
   // How long the call may wait for other ranks, in milliseconds.
   uint64_t deadline_ms;
-  // On a GPU, the stream to enqueue on; null on the CPU.
+  // On a GPU, the stream to enqueue on. Null on the CPU.
   void *stream;
-  // 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure then,
-  // because the ranks would hang later.
+  // 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure in
+  // this case, because the ranks would hang later.
   uint8_t key[32];
 } instep_call;
 
-// One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
+// One rank's end of the caller's collective. The struct is copied, and `data` is passed to each function.
 //
-// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in
-// it returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an
+// A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
+// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
 // exception into a status.
 typedef struct {
   // sizeof(instep_collective).
@@ -560,7 +563,7 @@ typedef struct {
   uint32_t sums_f16;
   // 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
   uint32_t reaches_gpus;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
 } instep_collective;
 
@@ -577,9 +580,10 @@ typedef struct {
   const instep_group *groups;
   // The number of groups.
   size_t group_count;
-  // Element types; null: f32.
+  // Element types. Null: f32.
   const instep_precision *precision;
-  // When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits.
+  // When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits if
+  // nothing is clipped or skipped.
   uint32_t mode;
   // INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
   uint32_t gradients;
@@ -591,26 +595,27 @@ typedef struct {
   double max_norm;
   // 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
   uint32_t skip_nonfinite;
-  // The type of a copy of each stepped parameter; 0: none.
+  // The type of a copy of each stepped parameter. 0: none.
   uint32_t copy;
-  // Decay rate of moving averages; 0: none are kept.
+  // Decay rate of moving averages. 0: none are kept.
   double ema_decay;
-  // The loss scale, by which steps divide the gradients; 0 means 1.
+  // The loss scale, by which steps divide the gradients. 0 means 1.
   double loss_scale;
-  // A dynamic loss scale instead of loss_scale; null: none.
+  // A dynamic loss scale instead of loss_scale. Null: none.
   const instep_loss_scaler *loss_scaler;
-  // Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
+  // Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
   uint64_t bucket_cap_bytes;
-  // How long a collective waits for other ranks; 0: INSTEP_DEADLINE_MS, or 60,000.
+  // How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
+  // 60,000.
   uint64_t deadline_ms;
-  // Kernel threads; 0: INSTEP_THREADS, or one per core.
+  // Number of kernel threads. 0: the environment variable INSTEP_THREADS, or one per core but at most 1024.
   uint32_t threads;
   // 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
   // 1, the stepper starts no thread.
   uint32_t is_inline;
   // This rank, below world_size.
   uint32_t rank;
-  // Number of ranks over which gradients are summed; 0 means 1. Steps divide by this number.
+  // Number of ranks over which gradients are summed. 0 means 1. Steps divide by this number.
   uint32_t world_size;
   // Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
   const instep_collective *collective;
@@ -618,15 +623,15 @@ typedef struct {
   // is complete. On a GPU it hands the bucket over with an event after the sum, by
   // instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
   uint32_t sums_by_caller;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved;
-  // The caller's tensors; null: the stepper has its own.
+  // The caller's tensors. Null: the stepper has its own.
   const instep_memory *memory;
-  // The GPU; null: the CPU.
+  // The GPU. Null: the CPU.
   const instep_cuda *cuda;
   // Whether some ranks may run out of data before others: INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS.
   uint32_t inputs;
-  // Zero; anything else is refused.
+  // Zero. Anything else is refused.
   uint32_t reserved_too;
 } instep_stepper_options;
 
@@ -659,7 +664,7 @@ typedef struct {
 // The call comes at the wrong moment of a pass. Nothing has changed.
 #define INSTEP_ORDER 8
 
-// This machine, this build, or one of the combined parts does not support the call. Nothing has changed.
+// This machine, this build, or a part such as the collective does not support the call. Nothing has changed.
 #define INSTEP_UNSUPPORTED 9
 
 // The GPU kernels, the GPU's driver or its communication library is missing. Nothing has changed.
@@ -671,16 +676,16 @@ typedef struct {
 // A collective failed, ranks differ, a rank is lost, or the deadline has passed.
 #define INSTEP_COLLECTIVE 12
 
-// The compiled kernels break the numerics contract. Nothing has changed.
+// The self-test of the compiled kernels fails, because they round differently. Nothing has changed.
 #define INSTEP_ARITHMETIC 13
 
-// A checkpoint is damaged, or belongs to another model; the text says whether anything has changed.
+// A checkpoint is damaged, or belongs to another model. The text says whether anything has changed.
 #define INSTEP_CHECKPOINT 14
 
 // A file could not be opened, read or written.
 #define INSTEP_FILE 15
 
-// An earlier failure ended this stepper or step; the text says which one. Free it.
+// An earlier failure ended this stepper or step. The text says which failure. Free the handle.
 #define INSTEP_POISONED 16
 
 // The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
@@ -690,26 +695,27 @@ typedef struct {
 // A callback threw a C++ exception, and instep::caught of this header has caught it.
 #define INSTEP_THREW 18
 
-// A failure for which this version has no code; the text describes it.
+// A failure for which this version has no code. The text describes it.
 #define INSTEP_OTHER 19
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
-// parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
+// Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
+// copies a parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 //
-// Any thread may call it, one at a time. Between passes it waits for all steps. In a pass it waits for the last step
-// of the parameter's bucket.
+// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
+// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
-// Copies `values` to a tensor, rounded to its type. Write gradients in a pass, and all other tensors except copies
-// between passes. `count` is the parameter's number of elements. Every rank must write the same parameters; the next
-// pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
-// rank, and call instep_stepper_set_progress.
+// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
+// Only steps write copies. `count` is the parameter's number of elements. Every rank must write the same parameters.
+// The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not broadcast: write
+// them on every rank, and call instep_stepper_set_progress.
 //
-// Any thread may call it, one at a time. It waits as instep_stepper_read does.
+// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
+// it waits for all steps.
 instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id tensor, const float *values, size_t count);
 
 // Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
@@ -721,8 +727,8 @@ instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id ten
 // the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
 // too.
 //
-// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream
-// waits.
+// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does, or with INSTEP_WRITE as
+// instep_stepper_write does. On a GPU, compute_stream waits instead.
 instep_status instep_stepper_address(instep_stepper *stepper,
                                      instep_tensor_id tensor,
                                      uint32_t access,
@@ -730,22 +736,25 @@ instep_status instep_stepper_address(instep_stepper *stepper,
                                      uint32_t *out_dtype);
 
 // Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
-// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
-// and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
+// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
+// null. States and counts stay with their parameters. The caller must have copied each parameter's values to its new
+// address.
 //
-// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, and the stepper no longer
-// touches the old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
+// Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
+// does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old
+// memory.
 instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_is_recut);
 
 // Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
-// means that no rank had data and nothing was stepped. It needs the option `inputs`.
+// means that no rank had data and nothing was stepped. The call needs the option `inputs`.
 //
 // Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on);
 
 // Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
-// changes. `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Addresses that were returned
-// before are then invalid. If the buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
+// changes. `*out_is_rebuilt` is 0 if the buckets already have this order. out_is_rebuilt may be null. Addresses that
+// were returned before this call are invalid after it. If the buckets are in the caller's memory, rebuild them
+// yourself and call instep_stepper_rebind.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
 instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper, uint32_t *out_is_rebuilt);
@@ -763,36 +772,38 @@ instep_status instep_stepper_export(instep_stepper *stepper, const char *path, u
 // first step.
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
-// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
+// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`. The sum
 // of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 //
-// If `norm` is given, it must have been decided. The step is then clipped by its coefficient, or skipped, and
-// `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
+// If `norm` is given, call instep_norm_decide on it first. The step is then clipped by the norm's coefficient, or
+// skipped, and `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients. Null means no
+// factors.
 //
-// Any thread may call it, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to
-// the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the
-// CPU, pass null.
+// Any thread may call it, but only one at a time may use the step or the norm. `stream` (cudaStream_t or CUstream)
+// must belong to the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default
+// stream. For the CPU, pass null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
                                       instep_norm *norm,
                                       void *stream);
 
-// Steps the tensors of the last instep_bucket_step_step that was not refused again. The call does not read or check these
-// tensors again, which saves much of the time of a small step. INSTEP_ORDER if there was no such call, or if
-// instep_norm_add was called after it. The tensors must still be valid and must not overlap.
+// Repeats the last instep_bucket_step_step that was not refused, on the same tensors. It does not read or check the
+// list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was no such
+// call, or if instep_norm_add was called after that call. The tensors must still be valid and must not overlap.
 //
-// Any thread, one at a time. On the CPU alone: a step on a GPU is refused with INSTEP_UNSUPPORTED.
+// Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
 instep_status instep_bucket_step_step_again(instep_bucket_step *step, const instep_scaling *scaling);
 
-// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
-// they are. Use it for schedules.
+// Sets the learning rate of a group from the next step on. Null is the group "default". All other hyperparameters stay
+// as they are. Use it for schedules.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused,
-// none is set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
+// Sets the given hyperparameters of a group from the next step on. Null is the group "default". If one is refused,
+// none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same states as the
+// hyperparameters at creation.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
@@ -800,8 +811,8 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            const instep_hyper *hypers,
                                            size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that
-// you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
+// Replaces all hyperparameters of a group's optimizer from the next step on. Null is the group "default". Those that
+// you leave out get their defaults, even if they were set before. To change only some, call instep_bucket_step_set_lr
 // or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
@@ -818,17 +829,17 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint64_t *out_count,
                                           double *out_carried);
 
-// Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
-// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
+// Sets the numbers that instep_bucket_step_progress reads, to resume a training. For NAdam with a count above 0,
+// `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is refused.
 //
 // Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
 
 // Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
-// order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
-// added.
+// order. Parameters that are frozen or have no gradient are left out. A bucket with only such parameters still counts
+// as added.
 //
-// Any thread may call it, one at a time for the norm and the step. The gradients are only read.
+// Any thread may call it, but only one at a time may use the norm or the step. The gradients are only read.
 instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
 // Frees a bucket step. Null is allowed and does nothing.
@@ -837,8 +848,8 @@ instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const
 // it. On a GPU it waits for the last step.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
-// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
-// other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes.
+// Other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_save(instep_stepper *stepper,
@@ -874,14 +885,14 @@ const char *instep_last_error(void);
 instep_status instep_layout_create(instep_layout **out_layout);
 
 // Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
-// in the order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
+// in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
 //
 // Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
 // first use of the layout refuses it.
 instep_status instep_layout_add(instep_layout *layout, const instep_param *param, uint32_t *out_param);
 
-// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar
-// names. This closes the layout.
+// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and the text
+// lists similar names. This call closes the layout.
 //
 // Any thread may call it, one at a time.
 instep_status instep_layout_find(instep_layout *layout, const char *name, uint32_t *out_param);
@@ -897,14 +908,14 @@ instep_status instep_layout_free(instep_layout *layout);
 // Any thread may call it.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
+// Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
 // refused, because the norm decides the clip.
 //
 // Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
 // runs after the norm's last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm; 0 means no limit. If
+// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
 // `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
 // once with this norm. A norm without a bucket is refused.
 //
@@ -922,17 +933,17 @@ instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision)
 // it.
 instep_status instep_norm_free(instep_norm *norm);
 
-// Writes the name of the optimizer's state number `index` to `*out_name`. States have their names in torch.optim. If
+// Writes the name of the optimizer's state number `index` to `*out_name`. The names are those of torch.optim. If
 // `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
 // states in this order, and checkpoints use these names.
 //
 // Any thread may call it.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
 
-// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
-// a gradient in the first one and adds to it in later ones. Buckets are stepped in the last one. The first pass
-// broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
-// buckets.
+// Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
+// micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
+// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
+// next pass broadcasts the parameters of their buckets.
 //
 // Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
 // Otherwise it does not wait.
@@ -948,12 +959,12 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 // pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
 // Addresses of the parameter and of its gradient are then invalid.
 //
-// Any thread may call it, one at a time. It waits only if the stepper is inline. On a GPU, the sum and the step run
-// after the work that is on compute_stream at the time of the call.
+// Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
+// run after the work that is on compute_stream at the time of the call.
 instep_status instep_stepper_grad_ready(instep_stepper *stepper, uint32_t param);
 
 // Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-// given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
+// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU, call
 // instep_stepper_bucket_ready_after instead.
 //
 // Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
@@ -975,10 +986,10 @@ instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper, uint32_
 // Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
-// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over. Only
-// a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or
-// abandoned.
+// Closes the pass. Gradients that were written are handed over. The option `unused` says what happens to parameters
+// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
+// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
+// completed or abandoned.
 //
 // Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
 // tensor waits for its bucket.
@@ -992,13 +1003,13 @@ instep_status instep_stepper_finish(instep_stepper *stepper);
 // pass after the same bucket.
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
-// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
-// stay as they are. All ranks set the same value. Use it for schedules.
+// Sets the learning rate of a group from the next pass on. Null is the group "default". All other hyperparameters stay
+// as they are. All ranks set the same value. Use it for schedules.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused,
+// Sets the given hyperparameters of a group from the next pass on. Null is the group "default". If one is refused,
 // none is set. Other hyperparameters stay as they are. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
@@ -1007,8 +1018,8 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        const instep_hyper *hypers,
                                        size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that
-// you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
+// Replaces all hyperparameters of a group's optimizer from the next pass on. Null is the group "default". Those that
+// you leave out get their defaults, even if they were set before. To change only some, call instep_stepper_set_lr or
 // _set_hyper. The optimizer must have the same name. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
@@ -1027,8 +1038,8 @@ instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param,
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
-// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library.
-// `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
+// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library. For
+// NAdam with a count above 0, `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is
 // refused. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
@@ -1040,9 +1051,9 @@ instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t para
 // after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
-// group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
-// not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
+// Reads the norm of the last pass's gradients that applies to a group, and whether it is known. Null is the group
+// "default". If the group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all
+// groups that are not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
 // instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
@@ -1051,11 +1062,11 @@ instep_status instep_stepper_group_norm(instep_stepper *stepper,
                                         double *out_norm,
                                         uint32_t *out_has_norm);
 
-// Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
-// have ended.
+// Reads the decisions about a pass. If `waits` is 1, this is the last pass. If `waits` is 0, it is the newest pass
+// that is known to have ended.
 //
 // Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
-// steps. If 0, it never waits.
+// steps. If `waits` is 0, it never waits.
 instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, instep_pass_status *out_status);
 
 // Creates a stepper. `*out_stepper` is written if it succeeds.
@@ -1068,7 +1079,8 @@ instep_status instep_stepper_create(const instep_stepper_options *options, inste
 // INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
 // steppers end with an error. Null is allowed and does nothing.
 //
-// Any thread may call it, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
+// Any thread may call it, one at a time. If a queued sum needs other ranks, the call waits for them up to the
+// deadline.
 instep_status instep_stepper_free(instep_stepper *stepper);
 
 #ifdef __cplusplus

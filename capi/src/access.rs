@@ -25,15 +25,15 @@ pub struct instep_tensor_id {
     pub kind: u32,
     /// The parameter's number.
     pub param: u32,
-    /// The state's name, from instep_optimizer_state_name; null for any other kind.
+    /// The state's name, from instep_optimizer_state_name. Null for any other kind.
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
-/// parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
+/// Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
+/// copies a parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 ///
-/// Any thread may call it, one at a time. Between passes it waits for all steps. In a pass it waits for the last step
-/// of the parameter's bucket.
+/// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
+/// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,
@@ -42,22 +42,23 @@ pub unsafe extern "C" fn instep_stepper_read(
     count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let values = unsafe { list_mut(values, count, "values")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             Ok(on_any!(&training.engine, stepper => stepper.read(tensor, values))?)
         })
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type. Write gradients in a pass, and all other tensors except copies
-/// between passes. `count` is the parameter's number of elements. Every rank must write the same parameters; the next
-/// pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
-/// rank, and call instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
+/// Only steps write copies. `count` is the parameter's number of elements. Every rank must write the same parameters.
+/// The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not broadcast: write
+/// them on every rank, and call instep_stepper_set_progress.
 ///
-/// Any thread may call it, one at a time. It waits as instep_stepper_read does.
+/// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
+/// it waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_write(
     stepper: *mut instep_stepper,
@@ -66,10 +67,10 @@ pub unsafe extern "C" fn instep_stepper_write(
     count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let values = unsafe { list(values, count, "values")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             Ok(on_any!(&mut training.engine, stepper => stepper.write(tensor, values))?)
         })
@@ -85,8 +86,8 @@ pub unsafe extern "C" fn instep_stepper_write(
 /// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
 /// too.
 ///
-/// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream
-/// waits.
+/// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does, or with INSTEP_WRITE as
+/// instep_stepper_write does. On a GPU, compute_stream waits instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_address(
     stepper: *mut instep_stepper,
@@ -97,11 +98,11 @@ pub unsafe extern "C" fn instep_stepper_address(
 ) -> instep_status {
     call(|| {
         let writes = code("access", access, &[(INSTEP_READ, false), (INSTEP_WRITE, true)])?;
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let (to_address, to_dtype) =
             unsafe { (Out::new(out_address, "out_address")?, Out::optional(out_dtype, "out_dtype")?) };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             let dtype = training.dtype(tensor)?;
             let address = match &mut training.engine {
@@ -125,11 +126,13 @@ pub unsafe extern "C" fn instep_stepper_address(
 }
 
 /// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
-/// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
-/// and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
+/// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
+/// null. States and counts stay with their parameters. The caller must have copied each parameter's values to its new
+/// address.
 ///
-/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, and the stepper no longer
-/// touches the old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
+/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
+/// does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,
@@ -137,10 +140,10 @@ pub unsafe extern "C" fn instep_stepper_rebind(
     out_is_recut: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let out = unsafe { Out::optional(out_is_recut, "out_is_recut")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             let is_recut = unsafe {
                 let borrowed = memory(tensors, &training.ids, &training.types)?;
                 on_any!(&mut training.engine, stepper => stepper.rebind(borrowed))?
@@ -171,7 +174,7 @@ impl Training {
         let kinds = [INSTEP_PARAM, INSTEP_GRAD, INSTEP_STATE, INSTEP_COPY, INSTEP_EMA];
         Ok(match code("kind of tensor", given.kind, &kinds.map(|kind| (kind, kind)))? {
             INSTEP_GRAD => TensorId::Grad(id),
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             INSTEP_STATE => TensorId::State(id, unsafe { text(given.state, "state")? }),
             INSTEP_COPY => TensorId::Copy(id),
             INSTEP_EMA => TensorId::Ema(id),

@@ -1,7 +1,8 @@
-//! Checks and converts arguments from C: structs that may be of another version, lists, texts, places for results.
+//! Checks and converts arguments from C: structs that may be of another version, lists, texts, and addresses for
+//! results.
 //!
 //! Each error names its argument. The library cannot check that a pointer leads to as many bytes as the header says.
-//! The caller must guarantee it, unless the pointer is null.
+//! The caller must guarantee this for every pointer that is not null.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -19,55 +20,56 @@ pub(crate) unsafe trait Growing: Copy {
     const NAME: &'static str;
 }
 
-/// No version of a struct is larger. If the size is larger, the struct was never initialised, so it is refused.
+/// No version of a struct has more bytes. A struct with a larger size was never initialised, and is refused.
 const LARGEST: usize = 4096;
 
 /// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the
-/// struct has fields that this version lacks, these must be zeros; otherwise the struct is refused.
+/// struct has fields that this version lacks, these must be zeros. Otherwise the struct is refused.
 ///
 /// # Safety
-/// `from` is null, or leads to as many bytes as its first field says, and to that field at least.
+/// `from` is null, or leads to as many bytes as the struct's first field says. The first field itself is always there.
 pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     if from.is_null() {
         return Err(null(T::NAME));
     }
-    // SAFETY: the caller's promise; the address may be misaligned.
+    // SAFETY: guaranteed by the caller. The address may be misaligned, so this reads unaligned.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
     let known = size_of::<T>();
     if size <= size_of::<usize>() || size > LARGEST || !size.is_multiple_of(align_of::<T>()) {
         let remedy = format_args!("set it to sizeof({})", T::NAME);
         return Err(Fault::argument(T::NAME, format_args!("its size is {size}"), remedy));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let given = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
     if given[known.min(size)..].iter().any(|byte| *byte != 0) {
         let wrong = format_args!("its size is {size}, and fields after the {known}th byte are set");
         return Err(Fault::argument(T::NAME, wrong, "leave them zero, or use a newer library"));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: both sides have `size.min(known)` bytes, and zeros with the caller's fields are a value, by the trait's contract.
+    // SAFETY: both sides have `size.min(known)` bytes. By the trait's contract, zeros with the caller's fields are a
+    // valid value.
     Ok(unsafe {
         value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), size.min(known));
         value.assume_init()
     })
 }
 
-/// Reads a struct as [`read`] does; null is `None`.
+/// Reads a struct as [`read`] does. Null is `None`.
 ///
 /// # Safety
 /// `from` meets the conditions of [`read`].
 pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     if from.is_null() { Ok(None) } else { unsafe { read(from) }.map(Some) }
 }
 
-/// Writes a result to a struct of any version: those fields that fit into the size that the caller has set.
+/// Writes a result to a struct of any version. Only the fields that fit into the caller's size are written.
 ///
 /// # Safety
-/// `to` is null or leads to a struct, whose first field gives the struct's size in bytes. Nothing else touches the
+/// `to` is null or leads to a struct. The struct's first field gives its size in bytes. Nothing else touches the
 /// struct. The struct has at least this field.
 pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         read(to.cast_const())?;
         let (first, given) = (size_of::<usize>(), to.cast::<usize>().read_unaligned());
@@ -86,11 +88,11 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> R
         return Ok(&[]);
     }
     refuse_odd(first, count, name)?;
-    // SAFETY: the caller's promise, and the checks above.
+    // SAFETY: guaranteed by the caller and by the checks above.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// Takes a list as [`list`] does, for writing.
+/// Takes a list as [`list`] does, for writes to its elements.
 ///
 /// # Safety
 /// `first` meets the conditions of [`list`], and nothing else touches the elements for `'a`.
@@ -99,7 +101,7 @@ pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) ->
         return Ok(&mut []);
     }
     refuse_odd(first, count, name)?;
-    // SAFETY: the caller's promise, and the checks above.
+    // SAFETY: guaranteed by the caller and by the checks above.
     Ok(unsafe { std::slice::from_raw_parts_mut(first, count) })
 }
 
@@ -111,7 +113,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     if text.is_null() {
         return Err(null(name));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { CStr::from_ptr(text) };
     bytes.to_str().map_err(|_| Fault::argument(name, "not UTF-8", "encode it so"))
 }
@@ -127,17 +129,17 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// Takes an address as [`new`](Self::new) does; null is `None`.
+    /// Takes an address as [`new`](Self::new) does. Null is `None`.
     ///
     /// # Safety
     /// `place` meets the conditions of [`new`](Self::new).
     pub(crate) unsafe fn optional(place: *mut T, name: &str) -> Result<Option<Out<T>>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if place.is_null() { Ok(None) } else { unsafe { Out::new(place, name) }.map(Some) }
     }
 
     pub(crate) fn put(self, value: T) {
-        // SAFETY: valid by the contract of `new`, and aligned as checked there.
+        // SAFETY: the address is valid by the contract of `new`, which has checked its alignment.
         unsafe { self.0.write(value) }
     }
 }
@@ -184,22 +186,22 @@ mod tests {
         second: u64,
     }
 
-    // SAFETY: numbers, for which zeros are values.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     unsafe impl Growing for Old {
         const NAME: &'static str = "options";
     }
-    // SAFETY: numbers, for which zeros are values.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     unsafe impl Growing for New {
         const NAME: &'static str = "options";
     }
 
     fn as_new(old: &Old) -> Result<New> {
-        // SAFETY: the struct's own size is its first field.
+        // SAFETY: the first field of the struct is its own size.
         unsafe { read(std::ptr::from_ref(old).cast()) }
     }
 
     fn as_old(new: &New) -> Result<Old> {
-        // SAFETY: the struct's own size is its first field.
+        // SAFETY: the first field of the struct is its own size.
         unsafe { read(std::ptr::from_ref(new).cast()) }
     }
 

@@ -14,7 +14,7 @@ use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
 /// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
-/// means that no rank had data and nothing was stepped. It needs the option `inputs`.
+/// means that no rank had data and nothing was stepped. The call needs the option `inputs`.
 ///
 /// Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 #[unsafe(no_mangle)]
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn instep_stepper_join(
     out_goes_on: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let out = unsafe { Out::new(out_goes_on, "out_goes_on")? };
         STEPPERS.with(stepper, |training| {
             let goes_on = on_any!(&mut training.engine, stepper => stepper.join())?;
@@ -34,8 +34,9 @@ pub unsafe extern "C" fn instep_stepper_join(
 }
 
 /// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
-/// changes. `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Addresses that were returned
-/// before are then invalid. If the buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
+/// changes. `*out_is_rebuilt` is 0 if the buckets already have this order. out_is_rebuilt may be null. Addresses that
+/// were returned before this call are invalid after it. If the buckets are in the caller's memory, rebuild them
+/// yourself and call instep_stepper_rebind.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
 #[unsafe(no_mangle)]
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     out_is_rebuilt: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let out = unsafe { Out::optional(out_is_rebuilt, "out_is_rebuilt")? };
         STEPPERS.with(stepper, |training| {
             let is_rebuilt = on_any!(&mut training.engine, stepper => stepper.rebuild_buckets())?;
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn instep_stepper_export(
     is_f32: u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let path = unsafe { text(path, "path")? };
         let values = Export { averages: flag("averages", averages)?, f32: flag("is_f32", is_f32)? };
         STEPPERS.with(stepper, |training| {

@@ -31,40 +31,40 @@ pub struct instep_bucket_step_options {
     pub groups: *const instep_group,
     /// The number of groups.
     pub group_count: usize,
-    /// The parameters of the bucket; null: all parameters of the layout in order, without gaps.
+    /// The parameters of the bucket. Null: all parameters of the layout in order, without gaps.
     pub params: *const u32,
     /// The offset of each of params in the bucket, in elements.
     pub offsets: *const usize,
     /// The number of params.
     pub param_count: usize,
-    /// The bucket's elements, gaps included. Read if there are params.
+    /// The number of elements of the bucket, gaps included. It is read only if there are params.
     pub elements: usize,
-    /// Element types; null: f32.
+    /// Element types. Null: f32.
     pub precision: *const instep_precision,
-    /// The type of a copy of each stepped parameter; 0: none.
+    /// The type of a copy of each stepped parameter. 0: none.
     pub copy: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
     pub gradients: u32,
-    /// Decay rate of moving averages; 0: none are kept.
+    /// Decay rate of moving averages. 0: none are kept.
     pub ema_decay: f64,
-    /// Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with
+    /// Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Steps with
     /// the same number share their threads, which live as long as the process.
     pub threads: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The GPU; null: the CPU.
+    /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
-    /// The number of elements of a row, for each of params that is a shard of rows of a larger parameter. 0: the
-    /// parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
-    /// states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
-    /// at a multiple of 256 elements.
+    /// The number of elements of a row, for each of params. It is given for a shard of rows of a larger parameter. 0:
+    /// the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of
+    /// 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
+    /// starts at a multiple of 256 elements.
     pub row_elements: *const u64,
     /// The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
     /// if row_elements is given.
     pub first_elements: *const u64,
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_bucket_step_options {
     const NAME: &'static str = "instep_bucket_step_options";
 }
@@ -103,7 +103,7 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
     let layout = close(options.layout)?;
     let ids = Ids::of(&layout);
     let sharded = if options.row_elements.is_null() { 0 } else { options.param_count };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (groups, gpu, params, offsets, rows, firsts) = unsafe {
         (
             Groups::read(options.optimizer, options.precision, options.groups, options.group_count)?,
@@ -167,7 +167,7 @@ pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usi
         .try_fold(bucket, |bucket, (param, offset)| Ok(bucket.gradient(ids.get(*param)?, *offset)))
 }
 
-/// Says which parameters are shards, by the elements of a row and the number of the first element.
+/// Declares which parameters are shards, by the elements of a row and the index of the first element.
 fn in_rows<'a>(
     bucket: ForeignBucket,
     ids: &Ids,

@@ -15,7 +15,7 @@ use crate::options::{refuse_stream, stream as stream_of};
 use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, scaling, tensors as lent};
 
-/// The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
+/// The step of one bucket, with its step counts and hyperparameters. Tensors come with each call.
 ///
 /// The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
 /// INSTEP_BUSY. Different bucket steps may be used at the same time.
@@ -33,24 +33,25 @@ pub unsafe extern "C" fn instep_bucket_step_create(
     out_step: *mut *mut instep_bucket_step,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (options, out) = unsafe { (read(options)?, Out::new(out_step, "out_step")?) };
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let step = unsafe { create(&options)? };
         out.put(BUCKET_STEPS.insert(step)?);
         Ok(())
     })
 }
 
-/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
+/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`. The sum
 /// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 ///
-/// If `norm` is given, it must have been decided. The step is then clipped by its coefficient, or skipped, and
-/// `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
+/// If `norm` is given, call instep_norm_decide on it first. The step is then clipped by the norm's coefficient, or
+/// skipped, and `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients. Null means no
+/// factors.
 ///
-/// Any thread may call it, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to
-/// the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the
-/// CPU, pass null.
+/// Any thread may call it, but only one at a time may use the step or the norm. `stream` (cudaStream_t or CUstream)
+/// must belong to the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default
+/// stream. For the CPU, pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
 ) -> instep_status {
     call(|| {
         BUCKET_STEPS.with(step, |step| {
-            // SAFETY: the header's contract, here and below.
+            // SAFETY: the caller meets the header's contract, here and below.
             let (tensors, factors) = unsafe { (lent(tensors, step.is_empty)?, self::scaling(scaling)?) };
             if norm.is_null() {
                 return match &mut step.engine {
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
                         Ok(host.step(&tensors, factors)?)
                     }
                     Engine::Cuda(gpu) => {
-                        // SAFETY: the header's contract.
+                        // SAFETY: the caller meets the header's contract.
                         unsafe { gpu.enqueue(&tensors, factors, stream_of(stream))? };
                         Ok(())
                     }
@@ -86,7 +87,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
                     Ok(host.step_decided(&tensors, norm)?)
                 }
                 (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
-                    // SAFETY: the header's contract.
+                    // SAFETY: the caller meets the header's contract.
                     unsafe { gpu.enqueue_decided(&tensors, norm, stream_of(stream))? };
                     Ok(())
                 }
@@ -96,22 +97,22 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Steps the tensors of the last instep_bucket_step_step that was not refused again. The call does not read or check these
-/// tensors again, which saves much of the time of a small step. INSTEP_ORDER if there was no such call, or if
-/// instep_norm_add was called after it. The tensors must still be valid and must not overlap.
+/// Repeats the last instep_bucket_step_step that was not refused, on the same tensors. It does not read or check the
+/// list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was no such
+/// call, or if instep_norm_add was called after that call. The tensors must still be valid and must not overlap.
 ///
-/// Any thread, one at a time. On the CPU alone: a step on a GPU is refused with INSTEP_UNSUPPORTED.
+/// Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step_again(
     step: *mut instep_bucket_step,
     scaling: *const instep_scaling,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let factors = unsafe { self::scaling(scaling)? };
         BUCKET_STEPS.with(step, |step| match &mut step.engine {
             Engine::Host(host) => {
-                // SAFETY: the header's contract.
+                // SAFETY: the caller meets the header's contract.
                 unsafe { host.step_again(factors)? };
                 Ok(())
             }
@@ -124,8 +125,8 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
     })
 }
 
-/// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
-/// they are. Use it for schedules.
+/// Sets the learning rate of a group from the next step on. Null is the group "default". All other hyperparameters stay
+/// as they are. Use it for schedules.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -135,14 +136,15 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
     lr: f64,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let group = unsafe { group_name(group)? };
         BUCKET_STEPS.with(step, |step| Ok(on_any!(&mut step.engine, step => step.set_lr(group, lr))?))
     })
 }
 
-/// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused,
-/// none is set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
+/// Sets the given hyperparameters of a group from the next step on. Null is the group "default". If one is refused,
+/// none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same states as the
+/// hyperparameters at creation.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -153,7 +155,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     hyper_count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (group, keywords) = unsafe { (group_name(group)?, keywords(hypers, hyper_count)?) };
         BUCKET_STEPS.with(step, |step| {
             on_any!(&mut step.engine, step => {
@@ -164,8 +166,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that
-/// you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
+/// Replaces all hyperparameters of a group's optimizer from the next step on. Null is the group "default". Those that
+/// you leave out get their defaults, even if they were set before. To change only some, call instep_bucket_step_set_lr
 /// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
@@ -176,7 +178,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     optimizer: *const instep_optimizer,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (group, optimizer) = unsafe { (group_name(group)?, build(optimizer)?) };
         BUCKET_STEPS.with(step, |step| {
             if let Some((_, old)) = step.optimizers.iter().find(|(name, _)| name == group) {
@@ -199,7 +201,7 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     out_carried: *mut f64,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (to_count, to_carried) =
             unsafe { (Out::optional(out_count, "out_count")?, Out::optional(out_carried, "out_carried")?) };
         BUCKET_STEPS.with(step, |step| {
@@ -213,8 +215,8 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     })
 }
 
-/// Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
-/// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
+/// Sets the numbers that instep_bucket_step_progress reads, to resume a training. For NAdam with a count above 0,
+/// `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is refused.
 ///
 /// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -233,10 +235,10 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
 }
 
 /// Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
-/// order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
-/// added.
+/// order. Parameters that are frozen or have no gradient are left out. A bucket with only such parameters still counts
+/// as added.
 ///
-/// Any thread may call it, one at a time for the norm and the step. The gradients are only read.
+/// Any thread may call it, but only one at a time may use the norm or the step. The gradients are only read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_add(
     norm: *mut instep_norm,
@@ -245,10 +247,10 @@ pub unsafe extern "C" fn instep_norm_add(
     stream: *mut c_void,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let grads = unsafe { list(grads, 1, "grads")? }[0];
         NORMS.with(norm, |norm| {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             BUCKET_STEPS.with(step, |step| unsafe { step.add_norm(&grads, norm, stream) })
         })
     })
@@ -274,7 +276,7 @@ impl Step {
         norm: &mut Norm,
         stream: *mut c_void,
     ) -> Result<()> {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let grads = unsafe { gradients(grads, self.is_empty)? };
         match (&mut self.engine, norm) {
             (Engine::Host(host), Norm::Host(norm)) => {
@@ -282,7 +284,7 @@ impl Step {
                 Ok(host.add_norm(&grads, norm)?)
             }
             (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { gpu.enqueue_norm(&grads, norm, stream_of(stream))? };
                 Ok(())
             }
@@ -291,12 +293,12 @@ impl Step {
     }
 }
 
-/// Reads the name of a group; null is the default one.
+/// Reads the name of a group. Null is the default group.
 ///
 /// # Safety
 /// `group` is null, or a text that meets the header's contract for `'a`.
 pub(crate) unsafe fn group_name<'a>(group: *const c_char) -> Result<&'a str> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     if group.is_null() { Ok(instep::DEFAULT_GROUP) } else { unsafe { text(group, "group") } }
 }
 

@@ -20,7 +20,7 @@ pub const INSTEP_INTEGER: u32 = 1;
 /// The checkpoint has no number of this name.
 pub const INSTEP_ABSENT: u32 = 2;
 
-/// A number of the trainer, which a checkpoint has in addition to the stepper.
+/// A number of the trainer, which a checkpoint stores in addition to the stepper.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scalar {
@@ -36,8 +36,8 @@ pub struct instep_scalar {
     pub integer: u64,
 }
 
-/// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
-/// other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+/// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes.
+/// Other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
@@ -48,14 +48,14 @@ pub unsafe extern "C" fn instep_stepper_save(
     scalar_count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let (path, scalars) = unsafe { (text(path, "path")?, list(scalars, scalar_count, "scalars")?) };
         let mut extras = Extras::default();
         for scalar in scalars {
             let kinds =
                 [(INSTEP_NUMBER, Scalar::F64(scalar.number)), (INSTEP_INTEGER, Scalar::U64(scalar.integer))];
             let value = code("kind of a scalar", scalar.kind, &kinds)?;
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             let name = unsafe { text(scalar.name, "scalar's name")? };
             if extras.scalars.insert(name.to_owned(), value).is_some() {
                 return Err(Fault::argument(
@@ -83,11 +83,11 @@ pub unsafe extern "C" fn instep_stepper_load(
     scalar_count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract, here and below.
+        // SAFETY: the caller meets the header's contract, here and below.
         let (path, scalars) = unsafe { (text(path, "path")?, list_mut(scalars, scalar_count, "scalars")?) };
         let mut names = Vec::with_capacity(scalars.len());
         for scalar in &*scalars {
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             names.push(unsafe { text(scalar.name, "scalar's name")? });
         }
         STEPPERS.with(stepper, |training| {

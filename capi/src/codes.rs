@@ -1,6 +1,6 @@
-//! The integers of the header that select options, and the option of each.
+//! The integers that select options in the header, and the option that each integer selects.
 //!
-//! C may pass any number, so each is looked up; no Rust enum is ever received.
+//! C may pass any number, so each number is looked up. No function takes a Rust enum from C.
 
 use instep::{DType, Gradients, Master, Mode, Moments, SegmentAction, Unused};
 
@@ -18,9 +18,9 @@ pub const INSTEP_F16: u32 = 3;
 pub const INSTEP_MASTER_NONE: u32 = 0;
 /// A separate f32 weight for each 16-bit parameter.
 pub const INSTEP_MASTER_F32: u32 = 1;
-/// The lower 16 bits of an f32 whose upper half is the bf16 parameter.
+/// The bf16 parameter is the upper 16 bits of an f32. The remainder is the lower 16 bits.
 pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
-/// The 8 bits of that f32 that follow its upper half.
+/// The bf16 parameter is the upper 16 bits of an f32. The remainder is the next 8 bits.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
 /// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
@@ -55,7 +55,8 @@ pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
 /// INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
-/// A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
+/// A parameter is not stepped if no rank wrote its gradient. Refused on the caller's memory, which has no place for a
+/// count of ranks.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
 /// If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
 /// with them.
@@ -66,9 +67,9 @@ pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
 /// All ranks have the same number of batches. The default.
 pub const INSTEP_INPUTS_EVEN: u32 = 0;
-/// Ranks may join without data; steps divide by world_size.
+/// Ranks may join without data. Steps divide by world_size.
 pub const INSTEP_INPUTS_BY_WORLD_SIZE: u32 = 1;
-/// Ranks may join without data; steps divide by the number of ranks that had data.
+/// Ranks may join without data. Steps divide by the number of ranks that had data.
 pub const INSTEP_INPUTS_BY_CONTRIBUTORS: u32 = 2;
 
 /// The optimizer steps the parameter. The default.
@@ -87,11 +88,12 @@ pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
 /// Clips each bucket by that bucket's norm.
 pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
-/// A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
+/// A tensor of a parameter: the parameter itself. If it has a master weight, instep_stepper_read copies the master's
+/// values.
 pub const INSTEP_PARAM: u32 = 0;
 /// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
-/// A state of the parameter's optimizer; the state's name must be given.
+/// A state of the parameter's optimizer. The state's name must be given.
 pub const INSTEP_STATE: u32 = 2;
 /// The parameter's copy in another type.
 pub const INSTEP_COPY: u32 = 3;
@@ -117,7 +119,7 @@ pub(crate) fn code<T: Copy>(field: &str, given: u32, all: &[(u32, T)]) -> Result
     })
 }
 
-/// An element type; 0 is `None`.
+/// An element type. 0 is `None`.
 pub(crate) fn dtype(field: &str, given: u32) -> Result<Option<DType>> {
     let (f32, bf16, f16) = (Some(DType::F32), Some(DType::BF16), Some(DType::F16));
     code(field, given, &[(0, None), (INSTEP_F32, f32), (INSTEP_BF16, bf16), (INSTEP_F16, f16)])
@@ -186,7 +188,7 @@ pub(crate) fn gradients(given: u32) -> Result<Gradients> {
     code("gradients", given, &all)
 }
 
-/// Looks up what happens to unused parameters; `None` leaves the choice to the library.
+/// Looks up what happens to unused parameters. `None` leaves the choice to the library.
 pub(crate) fn unused(given: u32) -> Result<Option<Unused>> {
     let all = [
         (INSTEP_UNUSED_DEFAULT, None),

@@ -17,7 +17,7 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_call {
-    /// The size of instep_call in the library; it may be larger than in the caller's header.
+    /// The size of instep_call in the library. It may be larger than in the caller's header.
     pub size: usize,
     /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
     pub kind: u32,
@@ -25,7 +25,7 @@ pub struct instep_call {
     pub dtype: u32,
     /// The source, `bytes` long.
     pub src: *const c_void,
-    /// The destination, `bytes` long; may be the source.
+    /// The destination, `bytes` long. It may be the source.
     pub dst: *mut c_void,
     /// Length of the source and of the destination.
     pub bytes: u64,
@@ -35,17 +35,17 @@ pub struct instep_call {
     pub bucket: i64,
     /// How long the call may wait for other ranks, in milliseconds.
     pub deadline_ms: u64,
-    /// On a GPU, the stream to enqueue on; null on the CPU.
+    /// On a GPU, the stream to enqueue on. Null on the CPU.
     pub stream: *mut c_void,
-    /// 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure then,
-    /// because the ranks would hang later.
+    /// 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure in
+    /// this case, because the ranks would hang later.
     pub key: [u8; 32],
 }
 
-/// One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
+/// One rank's end of the caller's collective. The struct is copied, and `data` is passed to each function.
 ///
-/// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in
-/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an
+/// A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
+/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
 /// exception into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -72,11 +72,11 @@ pub struct instep_collective {
     pub sums_f16: u32,
     /// 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
     pub reaches_gpus: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
 }
 
-// SAFETY: numbers, pointers and functions that may be missing, for which zeros are values.
+// SAFETY: all fields are numbers, pointers and optional functions, for which zeros are valid.
 unsafe impl Growing for instep_collective {
     const NAME: &'static str = "instep_collective";
 }
@@ -101,7 +101,7 @@ impl Foreign {
     /// # Safety
     /// The table meets instep.h's contract, until it is released.
     pub(crate) unsafe fn read(from: *const instep_collective, rank: u32, world_size: u32) -> Result<Foreign> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let table = unsafe { read(from)? };
         if table.enqueue.is_none() || (table.abort.is_none() && world_size > 1) {
             let which = if table.enqueue.is_none() { "enqueue" } else { "abort" };
@@ -177,7 +177,7 @@ impl Collective for Foreign {
             key: call.key().to_bytes(),
         };
         let Some(enqueue) = self.table.enqueue else { return failed(-1, "it is null".into()) };
-        // SAFETY: the function and its data meet instep.h's contract, and the buffers are the call's.
+        // SAFETY: the function and its data meet instep.h's contract, and the buffers belong to the call.
         match in_callback(|| unsafe { enqueue(self.table.data, &given) }) {
             INSTEP_OK => Ok(()),
             INSTEP_THREW => failed(INSTEP_THREW, "the callback threw an exception".into()),

@@ -1,7 +1,7 @@
 //! The entry of every function of the header: it checks for forks and callbacks, catches panics, and keeps the last
 //! error.
 //!
-//! No panic leaves [`call`]; it returns only a status.
+//! No panic leaves [`call`], which returns only a status.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -56,7 +56,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> instep_status {
         Ok(()) => INSTEP_OK,
         Err(fault) => {
             let text = CString::new(fault.text.replace('\0', "\\0")).unwrap_or_default();
-            // A thread that ends may have no text any more.
+            // A thread that is ending may have dropped its text already.
             let _ = LAST_ERROR.try_with(|last| last.try_borrow_mut().map(|mut last| *last = text));
             fault.status
         }
@@ -94,7 +94,7 @@ mod tests {
     use std::ffi::CStr;
 
     fn last_error() -> String {
-        // SAFETY: a text that ends in a zero byte, until the next failure of this thread.
+        // SAFETY: the text ends in a zero byte, and is valid until the next failure of this thread.
         unsafe { CStr::from_ptr(instep_last_error()) }.to_str().unwrap().to_owned()
     }
 

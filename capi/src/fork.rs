@@ -34,10 +34,10 @@ pub(crate) fn refuse_child() -> Result<()> {
     Ok(())
 }
 
-/// Sets the flag in children that are forked after this call. The first handle makes this call. If a process forks
-/// before that, parent and child may both use the library.
+/// Sets the flag in children that are forked after this call. The creation of the first handle makes this call. If a
+/// process forks before that, parent and child may both use the library.
 pub(crate) fn watch() {
     static WATCHED: OnceLock<c_int> = OnceLock::new();
-    // SAFETY: the handler only stores to an atomic of this library, which is never unloaded (`build.rs`).
+    // SAFETY: the handler only stores to an atomic of this library, and the library is never unloaded (`build.rs`).
     WATCHED.get_or_init(|| unsafe { pthread_atfork(None, None, Some(in_child)) });
 }

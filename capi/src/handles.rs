@@ -1,8 +1,8 @@
-//! Handles: numbers in the shape of pointers, and the tables that know which of them are alive.
+//! Handles, which are numbers in the type of a pointer, and the tables that say which handles are alive.
 //!
-//! A handle is never dereferenced. It has its kind, its index in the kind's table and the generation of that entry. The
-//! library therefore refuses a handle that was freed or is of another kind, and a number that is not a handle. Each
-//! object has a lock. A call that would have to wait for the lock is refused too.
+//! A handle is never dereferenced. It contains its kind, its index in the kind's table, and the generation of that
+//! entry. The library therefore refuses a handle that was freed or is of another kind, and a number that is not a
+//! handle. Each object has a lock. A call that would have to wait for the lock is refused too.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
@@ -11,13 +11,13 @@ use crate::status::{Fault, INSTEP_BUSY, INSTEP_HANDLE, INSTEP_NULL, INSTEP_PANIC
 
 const PLACE_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
-/// The low bits of every handle. The address of a C object usually is a multiple of 8, so it has other low bits.
+/// The low bits of every handle. The address of a C object usually is a multiple of 8, so its low bits differ.
 const MARK: u64 = 0b101;
 const MARK_BITS: u32 = 3;
 
 const _: () = assert!(usize::BITS == 64, "a handle has the size of a pointer");
 
-/// The kinds of handles, as a handle's highest bits have them.
+/// The kinds of handles. The highest bits of a handle give its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Layout = 1,
@@ -39,11 +39,11 @@ struct Slots<T> {
 
 struct Slot<T> {
     generation: u32,
-    /// The object; empty if the entry is free.
+    /// The object, or `None` if the entry is free.
     object: Option<Arc<Object<T>>>,
 }
 
-/// A free takes the object out of its place. Another thread that has found the place just before then finds it empty.
+/// A free takes the object out of its place. If another thread found the place just before, it finds the place empty.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Returns the unchecked contents of a handle.
+    /// Returns the kind that a handle's bits give, or `None` if they are not the bits of a handle.
     fn of(handle: u64) -> Option<Kind> {
         let kinds = [Kind::Layout, Kind::BucketStep, Kind::Norm, Kind::Stepper];
         let kind = handle >> (MARK_BITS + PLACE_BITS + GENERATION_BITS);
@@ -120,7 +120,7 @@ impl<T> Table<T> {
         let place = place_of(handle);
         let slot = &mut slots.all[place];
         slot.object = None;
-        // A place whose generations are used up stays empty, so no handle ever comes back.
+        // A place that has used all its generations stays empty, so no handle is ever used twice.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             slots.free.push(place);

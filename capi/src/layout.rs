@@ -27,30 +27,30 @@ pub struct instep_param {
     pub size: usize,
     /// Its name, also in checkpoints. No other parameter has this name.
     pub name: *const c_char,
-    /// Its dimensions; their product is the number of elements. Without dimensions it is a scalar, of one element.
+    /// Its dimensions. Their product is the number of elements. Without dimensions it is a scalar, of one element.
     pub shape: *const usize,
     /// The number of dimensions.
     pub dimensions: usize,
     /// The parameter's group. The group's optimizer steps the parameter. Null: "default".
     pub group: *const c_char,
-    /// How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
+    /// How often the parameter is handed over in a pass. 0 and 1 mean once. A shared parameter has more uses.
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,
     /// 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
     pub is_local: u32,
-    /// Type of the parameter and of its gradient; 0: the types of its group's precision.
+    /// Type of the parameter and of its gradient. 0: the types of its group's precision.
     pub dtype: u32,
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_param {
     const NAME: &'static str = "instep_param";
 }
 
 pub(crate) static LAYOUTS: Table<Open> = Table::new(Kind::Layout);
 
-/// A layout that may still grow, or one that is in use.
+/// A layout that may still grow, or a layout that is in use.
 pub(crate) struct Open {
     builder: Option<LayoutBuilder>,
     count: u32,
@@ -63,7 +63,7 @@ pub(crate) struct Open {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layout) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let out = unsafe { Out::new(out_layout, "out_layout")? };
         let open = Open { builder: Some(Layout::builder()), count: 0, built: None };
         out.put(LAYOUTS.insert(open)?);
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
 }
 
 /// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
-/// in the order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
+/// in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
 ///
 /// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
 /// first use of the layout refuses it.
@@ -83,13 +83,13 @@ pub unsafe extern "C" fn instep_layout_add(
     out_param: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (param, name, shape, group) = unsafe {
             let param = read(param)?;
             let group = if param.group.is_null() { None } else { Some(text(param.group, "group")?) };
             (param, text(param.name, "name")?, list(param.shape, param.dimensions, "shape")?, group)
         };
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let out = unsafe { Out::optional(out_param, "out_param")? };
         let (action, is_local) = (action(param.action)?, flag("is_local", param.is_local)?);
         let dtype = dtype("dtype", param.dtype)?;
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn instep_layout_add(
                 return Err(Fault::new(INSTEP_ORDER, text));
             };
             let len = shape.iter().try_fold(1usize, |product, next| product.checked_mul(*next));
-            // What overflows is as large as it gets, which `build` refuses by name.
+            // A length that overflows becomes the largest number. `build` refuses this length, and names the parameter.
             let added = builder.param(name, len.unwrap_or(usize::MAX)).shape(shape.iter().copied());
             let added = added.uses(param.uses.max(1)).action(action);
             let added = if is_local { added.local() } else { added };
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn instep_layout_add(
     })
 }
 
-/// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar
-/// names. This closes the layout.
+/// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and the text
+/// lists similar names. This call closes the layout.
 ///
 /// Any thread may call it, one at a time.
 #[unsafe(no_mangle)]
@@ -132,11 +132,11 @@ pub unsafe extern "C" fn instep_layout_find(
     out_param: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (name, out) = unsafe { (text(name, "name")?, Out::new(out_param, "out_param")?) };
         let layout = close(layout)?;
         let id = layout.id(name)?;
-        // Every number of a parameter is an u32, and it is there.
+        // The parameter exists, and its number fits into a u32.
         let number = layout.ids().position(|known| known == id).unwrap_or_default();
         out.put(number as u32);
         Ok(())

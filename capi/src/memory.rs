@@ -21,7 +21,7 @@ pub struct instep_bucket {
     pub address: *mut c_void,
     /// The number of elements, gaps included.
     pub elements: usize,
-    /// The parameters whose gradients lie in it.
+    /// The parameters that have their gradients in it.
     pub params: *const u32,
     /// The offset of each gradient in the bucket, in elements.
     pub offsets: *const usize,
@@ -42,15 +42,15 @@ pub struct instep_memory {
     pub size: usize,
     /// The address of each parameter, by its number.
     pub params: *const *mut c_void,
-    /// The number of parameters of the layout; in instep_stepper_rebind, 0 means that no parameter has moved.
+    /// The number of parameters of the layout. In instep_stepper_rebind, 0 means that no parameter has moved.
     pub param_count: usize,
     /// All buckets, which are numbered in this order. Every parameter is in one of them.
     pub buckets: *const instep_bucket,
-    /// The number of buckets; in instep_stepper_rebind, 0 means that the buckets have not changed.
+    /// The number of buckets. In instep_stepper_rebind, 0 means that the buckets have not changed.
     pub bucket_count: usize,
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_memory {
     const NAME: &'static str = "instep_memory";
 }
@@ -58,7 +58,7 @@ unsafe impl Growing for instep_memory {
 /// # Safety
 /// The struct and its lists meet instep.h's contract.
 pub(crate) unsafe fn memory(from: *const instep_memory, ids: &Ids, types: &[Types]) -> Result<Borrowed> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let (params, buckets) = unsafe {
         let given = read(from)?;
         (
@@ -81,12 +81,12 @@ pub(crate) unsafe fn memory(from: *const instep_memory, ids: &Ids, types: &[Type
         };
     }
     for one in buckets {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (params, offsets) = unsafe {
             (list(one.params, one.param_count, "params")?, list(one.offsets, one.param_count, "offsets")?)
         };
         let foreign = bucket(ids, params, offsets, one.elements)?;
-        // A bucket holds gradients of one type; an empty one is refused.
+        // A bucket holds gradients of one type. An empty bucket is refused later.
         let first = params.first().map_or(DType::F32, |param| types[*param as usize].grad);
         borrowed = match first {
             DType::BF16 => borrowed.bucket::<bf16>(foreign, one.address.cast()),

@@ -28,17 +28,17 @@ pub struct instep_norm;
 pub struct instep_decision {
     /// sizeof(instep_decision), set by the caller.
     pub size: usize,
-    /// The norm of all averaged gradients; infinite or NaN if a gradient is.
+    /// The norm of all averaged gradients. It is infinite or NaN if a gradient is infinite or NaN.
     pub norm: f64,
-    /// The clip coefficient; 1 if nothing is clipped or all steps are skipped.
+    /// The clip coefficient. It is 1 if nothing is clipped or all steps are skipped.
     pub clip: f64,
     /// 1 if no gradient is infinite or NaN.
     pub is_finite: u32,
-    /// 1 if steps after this decision change nothing.
+    /// 1 if steps with this decision change nothing.
     pub is_skipped: u32,
 }
 
-// SAFETY: numbers.
+// SAFETY: all fields are numbers, for which zeros are valid.
 unsafe impl Growing for instep_decision {
     const NAME: &'static str = "instep_decision";
 }
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn instep_norm_create(
     out_norm: *mut *mut instep_norm,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (on, out) = unsafe { (cuda(on)?, Out::new(out_norm, "out_norm")?) };
         let norm = match on {
             None => Norm::Host(GradNorm::host()?),
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
+/// Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
 /// refused, because the norm decides the clip.
 ///
 /// Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn instep_norm_begin(
     stream: *mut c_void,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let scaling = unsafe { factors(scaling)? };
         NORMS.with(norm, |norm| match norm {
             Norm::Host(host) => {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn instep_norm_begin(
                 Ok(host.begin(scaling)?)
             }
             Norm::Cuda(gpu) => {
-                // SAFETY: the header's contract.
+                // SAFETY: the caller meets the header's contract.
                 unsafe { gpu.enqueue_begin(scaling, stream_of(stream))? };
                 Ok(())
             }
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm; 0 means no limit. If
+/// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
 /// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
 /// once with this norm. A norm without a bucket is refused.
 ///
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn instep_norm_decide(
                 Ok(host.decide(max_norm, skips).map(drop)?)
             }
             Norm::Cuda(gpu) => {
-                // SAFETY: the header's contract.
+                // SAFETY: the caller meets the header's contract.
                 unsafe { gpu.enqueue_decide(max_norm, skips, stream_of(stream))? };
                 Ok(())
             }
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn instep_norm_read(
                 Norm::Cuda(gpu) => gpu.decision()?,
             };
             let (is_finite, is_skipped) = (is_finite.into(), skipped.into());
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             unsafe {
                 write_growing(out_decision, instep_decision { size: 0, norm, clip, is_finite, is_skipped })
             }

@@ -20,7 +20,7 @@ use crate::status::{Fault, INSTEP_CONFIG, INSTEP_UNSUPPORTED, Result, instep_sta
 pub struct instep_hyper {
     /// Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
     pub name: *const c_char,
-    /// Its value; flags are 0 or 1.
+    /// Its value. Flags are 0 or 1.
     pub value: f64,
 }
 
@@ -32,18 +32,18 @@ pub struct instep_optimizer {
     pub size: usize,
     /// Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
     pub name: *const c_char,
-    /// Hyperparameters; the others have their defaults.
+    /// The given hyperparameters. All others have their defaults.
     pub hypers: *const instep_hyper,
     /// The number of hypers.
     pub hyper_count: usize,
 }
 
-// SAFETY: sizes and pointers, for which zeros are values.
+// SAFETY: all fields are sizes and pointers, for which zeros are valid.
 unsafe impl Growing for instep_optimizer {
     const NAME: &'static str = "instep_optimizer";
 }
 
-/// Writes the name of the optimizer's state number `index` to `*out_name`. States have their names in torch.optim. If
+/// Writes the name of the optimizer's state number `index` to `*out_name`. The names are those of torch.optim. If
 /// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
 /// states in this order, and checkpoints use these names.
 ///
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn instep_optimizer_state_name(
     out_name: *mut *const c_char,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (optimizer, out) = unsafe { (build(optimizer)?, Out::new(out_name, "out_name")?) };
         let name = optimizer.state_names().get(index).map(|name| kept(name));
         out.put(name.map_or(std::ptr::null(), CStr::as_ptr));
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn instep_optimizer_state_name(
 /// # Safety
 /// The struct, its list and its texts meet instep.h's contract.
 pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn Optimizer>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (name, keywords) = unsafe {
         let given = read(optimizer)?;
         (text(given.name, "optimizer's name")?, keywords(given.hypers, given.hyper_count)?)
@@ -83,10 +83,10 @@ pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn
 /// # Safety
 /// The list and its texts meet instep.h's contract during `'a`.
 pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> Result<Vec<(&'a str, f64)>> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let hypers = unsafe { list(hypers, count, "hypers")? };
     let named = |hyper: &instep_hyper| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Ok((unsafe { text(hyper.name, "hyperparameter's name")? }, hyper.value))
     };
     hypers.iter().map(named).collect()
@@ -140,7 +140,7 @@ pub(crate) fn name_of(optimizer: &dyn Optimizer) -> &'static str {
     optimizer.descriptor().map_or("custom", |descriptor| descriptor.name)
 }
 
-/// A name that ends in a zero byte. There are as many as states of optimizers, so none is ever freed.
+/// A name that ends in a zero byte. Optimizers have few states, so no name is ever freed.
 fn kept(name: &str) -> &'static CStr {
     static ALL: Mutex<Vec<&CStr>> = Mutex::new(Vec::new());
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);

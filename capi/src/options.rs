@@ -1,6 +1,6 @@
 //! Options that steps and steppers share: groups' optimizers, element types, the GPU.
 //!
-//! Each is read into the Rust library's own type.
+//! Each option is read into the Rust library's own type.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -22,16 +22,16 @@ use crate::status::{Fault, Result};
 pub struct instep_group {
     /// The group's name.
     pub name: *const c_char,
-    /// Its optimizer; null: the default optimizer of the options.
+    /// Its optimizer. Null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types; null: the default precision of the options. It is null for a bucket step, which has one
+    /// Its element types. Null: the default precision of the options. It is null for a bucket step, which has one
     /// precision.
     pub precision: *const instep_precision,
     /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
     pub clip: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The largest norm of a group that is clipped alone; else 0.
+    /// The largest norm of a group that is clipped alone. Otherwise 0.
     pub max_norm: f64,
 }
 
@@ -41,9 +41,9 @@ pub struct instep_group {
 pub struct instep_precision {
     /// sizeof(instep_precision).
     pub size: usize,
-    /// Type of parameters; 0: INSTEP_F32.
+    /// Type of parameters. 0: INSTEP_F32.
     pub param: u32,
-    /// Type of gradients, in which they are summed too; 0: INSTEP_F32.
+    /// Type in which gradients are stored and summed. 0: INSTEP_F32.
     pub grad: u32,
     /// How the low bits of 16-bit parameters are stored: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
     pub master: u32,
@@ -51,13 +51,13 @@ pub struct instep_precision {
     pub states: u32,
     /// 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
     pub is_stochastic: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
     /// Seed of stochastic rounding, equal on all ranks.
     pub seed: u64,
 }
 
-// SAFETY: numbers.
+// SAFETY: all fields are numbers, for which zeros are valid.
 unsafe impl Growing for instep_precision {
     const NAME: &'static str = "instep_precision";
 }
@@ -70,19 +70,19 @@ pub struct instep_cuda {
     pub size: usize,
     /// The device's number.
     pub ordinal: u32,
-    /// CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
+    /// CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
     pub optim_priority: i32,
-    /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps
+    /// The stream (cudaStream_t or CUstream) of the stepper's trainer. Null: the legacy default stream. Bucket steps
     /// and norms take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each steps one tile that
-    /// moves at least 36 KiB, or 224 KiB of smaller tiles.
+    /// Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
+    /// least 36 KiB on average, or enough smaller tiles to move about 224 KiB.
     pub max_blocks: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
 }
 
-// SAFETY: numbers and a pointer, for which zeros are values.
+// SAFETY: all fields are numbers and a pointer, for which zeros are valid.
 unsafe impl Growing for instep_cuda {
     const NAME: &'static str = "instep_cuda";
 }
@@ -93,7 +93,7 @@ pub(crate) struct Groups {
     pub(crate) precision: Precision,
     pub(crate) optimizers: Vec<(String, Box<dyn Optimizer>)>,
     pub(crate) precisions: Vec<(String, Precision)>,
-    /// The largest norms of groups that are clipped alone; `None`: the group is not clipped.
+    /// The largest norms of groups that are clipped alone. `None`: the group is not clipped.
     pub(crate) clips: Vec<(String, Option<f64>)>,
 }
 
@@ -106,12 +106,12 @@ impl Groups {
         groups: *const instep_group,
         group_count: usize,
     ) -> Result<Groups> {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let (optimizer, precision, all) =
             unsafe { (build(optimizer)?, self::precision(precision)?, list(groups, group_count, "groups")?) };
         let (mut optimizers, mut precisions, mut clips) = (Vec::new(), Vec::new(), Vec::new());
         for group in all {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let name = text(group.name, "group's name")?;
                 if !group.optimizer.is_null() {
@@ -169,7 +169,7 @@ pub(crate) struct Types {
 /// # Safety
 /// The struct meets instep.h's contract, or the pointer is null.
 unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Precision::F32) };
     zero("reserved", given.reserved)?;
     let rounding = if flag("is_stochastic", given.is_stochastic)? {
@@ -191,7 +191,7 @@ unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
 /// # Safety
 /// The struct meets instep.h's contract, or the pointer is null.
 pub(crate) unsafe fn cuda(from: *const instep_cuda) -> Result<Option<Cuda>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(None) };
     zero("reserved", given.reserved)?;
     let cuda = Cuda::open(given.ordinal)?.compute_stream(stream(given.compute_stream));

@@ -13,10 +13,10 @@ use crate::entry::call;
 use crate::status::{Fault, INSTEP_NULL, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
-/// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
-/// a gradient in the first one and adds to it in later ones. Buckets are stepped in the last one. The first pass
-/// broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
-/// buckets.
+/// Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
+/// micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
+/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
+/// next pass broadcasts the parameters of their buckets.
 ///
 /// Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
 /// Otherwise it does not wait.
@@ -51,8 +51,8 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 /// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
 /// Addresses of the parameter and of its gradient are then invalid.
 ///
-/// Any thread may call it, one at a time. It waits only if the stepper is inline. On a GPU, the sum and the step run
-/// after the work that is on compute_stream at the time of the call.
+/// Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
+/// run after the work that is on compute_stream at the time of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_grad_ready(
     stepper: *mut instep_stepper,
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
 }
 
 /// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-/// given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
+/// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU, call
 /// instep_stepper_bucket_ready_after instead.
 ///
 /// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
                 let text = "event: null; record one after the bucket's sum";
                 return Err(Fault::new(INSTEP_NULL, text));
             }
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             Ok(unsafe { stepper.bucket_ready_after(bucket, EventHandle(event.expose_provenance())) }?)
         })
     })
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     param_count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let params = unsafe { list(params, param_count, "params")? };
         STEPPERS.with(stepper, |training| {
             let ids = params.iter().map(|param| training.ids.get(*param)).collect::<Result<Vec<_>>>()?;
@@ -133,10 +133,10 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
-/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over. Only
-/// a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or
-/// abandoned.
+/// Closes the pass. Gradients that were written are handed over. The option `unused` says what happens to parameters
+/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
+/// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
+/// completed or abandoned.
 ///
 /// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
 /// tensor waits for its bucket.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn instep_stepper_abandon(
 ) -> instep_status {
     call(|| {
         let capacity = if out_buckets.is_null() { 0 } else { capacity };
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (buckets, to_count) = unsafe {
             (list_mut(out_buckets, capacity, "out_buckets")?, Out::optional(out_count, "out_count")?)
         };

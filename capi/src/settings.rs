@@ -21,31 +21,31 @@ use crate::stepper::{STEPPERS, instep_stepper, on_any};
 pub struct instep_pass_status {
     /// sizeof(instep_pass_status), set by the caller.
     pub size: usize,
-    /// The number of the pass, counted from 1; abandoned passes count too. 0: no pass has ended.
+    /// The number of the pass, counted from 1. Abandoned passes count too. 0: no pass has ended.
     pub pass: u64,
     /// Number of passes abandoned so far.
     pub abandoned: u64,
     /// 1: the pass changed nothing, because a gradient was infinite or NaN.
     pub is_skipped: u32,
-    /// 1: norm is known.
+    /// 1: `norm` is known.
     pub has_norm: u32,
     /// The norm of all averaged gradients.
     pub norm: f64,
-    /// The clip coefficient; 1 without clipping.
+    /// The clip coefficient. It is 1 without clipping.
     pub clip: f64,
-    /// The factor in the loss by which the gradients were divided.
+    /// The loss scale, by which the gradients were divided.
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient, or -1.
     pub first_nonfinite_bucket: i64,
 }
 
-// SAFETY: numbers.
+// SAFETY: all fields are numbers, for which zeros are valid.
 unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
-/// stay as they are. All ranks set the same value. Use it for schedules.
+/// Sets the learning rate of a group from the next pass on. Null is the group "default". All other hyperparameters stay
+/// as they are. All ranks set the same value. Use it for schedules.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     lr: f64,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let group = unsafe { group_name(group)? };
         STEPPERS.with(stepper, |training| {
             Ok(on_any!(&mut training.engine, stepper => stepper.set_lr(group, lr))?)
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused,
+/// Sets the given hyperparameters of a group from the next pass on. Null is the group "default". If one is refused,
 /// none is set. Other hyperparameters stay as they are. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
@@ -75,21 +75,21 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
     hyper_count: usize,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (group, keywords) = unsafe { (group_name(group)?, keywords(hypers, hyper_count)?) };
         STEPPERS.with(stepper, |training| {
             on_any!(&mut training.engine, stepper => {
                 let current = stepper.optimizers().find(|attached| attached.group == Some(group));
                 let changes = current.map(|attached| changes(attached.optimizer, &keywords)).transpose()?;
-                // Without an optimizer the group is refused.
+                // If the group has no optimizer, `set_hyper` refuses it.
                 Ok(stepper.set_hyper(group, &changes.unwrap_or_default())?)
             })
         })
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that
-/// you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
+/// Replaces all hyperparameters of a group's optimizer from the next pass on. Null is the group "default". Those that
+/// you leave out get their defaults, even if they were set before. To change only some, call instep_stepper_set_lr or
 /// _set_hyper. The optimizer must have the same name. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
     optimizer: *const instep_optimizer,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (group, optimizer) = unsafe { (group_name(group)?, build(optimizer)?) };
         STEPPERS.with(stepper, |training| {
             if let Some((_, old)) = training.optimizers.iter().find(|(name, _)| name == group) {
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn instep_stepper_progress(
     out_carried: *mut f64,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (to_count, to_carried) =
             unsafe { (Out::optional(out_count, "out_count")?, Out::optional(out_carried, "out_carried")?) };
         STEPPERS.with(stepper, |training| {
@@ -163,8 +163,8 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library.
-/// `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
+/// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library. For
+/// NAdam with a count above 0, `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is
 /// refused. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     out_loss_scale: *mut f64,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let out = unsafe { Out::new(out_loss_scale, "out_loss_scale")? };
         STEPPERS.with(stepper, |training| {
             out.put(on_any!(&training.engine, stepper => stepper.loss_scale())?);
@@ -202,9 +202,9 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
-/// group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
-/// not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
+/// Reads the norm of the last pass's gradients that applies to a group, and whether it is known. Null is the group
+/// "default". If the group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all
+/// groups that are not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
 /// instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
     out_has_norm: *mut u32,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (group, to_norm, to_has_norm) = unsafe {
             (group_name(group)?, Out::new(out_norm, "out_norm")?, Out::new(out_has_norm, "out_has_norm")?)
         };
@@ -229,11 +229,11 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
     })
 }
 
-/// Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
-/// have ended.
+/// Reads the decisions about a pass. If `waits` is 1, this is the last pass. If `waits` is 0, it is the newest pass
+/// that is known to have ended.
 ///
 /// Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
-/// steps. If 0, it never waits.
+/// steps. If `waits` is 0, it never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_status(
     stepper: *mut instep_stepper,
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn instep_stepper_status(
                 loss_scale: 1.0,
                 first_nonfinite_bucket: -1,
             };
-            // SAFETY: the header's contract.
+            // SAFETY: the caller meets the header's contract.
             unsafe { write_growing(out_status, known.unwrap_or(none)) }
         })
     })

@@ -1,6 +1,6 @@
 //! Status codes: what a caller can do about an error of the Rust library, as one number.
 //!
-//! Each variant of `instep::Error` has one code. Codes keep their numbers for good; new ones come last.
+//! Each variant of `instep::Error` has one code. Codes keep their numbers in all later versions. New codes come last.
 
 use instep::Error;
 
@@ -30,7 +30,7 @@ pub const INSTEP_CONFIG: instep_status = 6;
 pub const INSTEP_LAYOUT: instep_status = 7;
 /// The call comes at the wrong moment of a pass. Nothing has changed.
 pub const INSTEP_ORDER: instep_status = 8;
-/// This machine, this build, or one of the combined parts does not support the call. Nothing has changed.
+/// This machine, this build, or a part such as the collective does not support the call. Nothing has changed.
 pub const INSTEP_UNSUPPORTED: instep_status = 9;
 /// The GPU kernels, the GPU's driver or its communication library is missing. Nothing has changed.
 pub const INSTEP_UNAVAILABLE: instep_status = 10;
@@ -38,20 +38,20 @@ pub const INSTEP_UNAVAILABLE: instep_status = 10;
 pub const INSTEP_DEVICE: instep_status = 11;
 /// A collective failed, ranks differ, a rank is lost, or the deadline has passed.
 pub const INSTEP_COLLECTIVE: instep_status = 12;
-/// The compiled kernels break the numerics contract. Nothing has changed.
+/// The self-test of the compiled kernels fails, because they round differently. Nothing has changed.
 pub const INSTEP_ARITHMETIC: instep_status = 13;
-/// A checkpoint is damaged, or belongs to another model; the text says whether anything has changed.
+/// A checkpoint is damaged, or belongs to another model. The text says whether anything has changed.
 pub const INSTEP_CHECKPOINT: instep_status = 14;
 /// A file could not be opened, read or written.
 pub const INSTEP_FILE: instep_status = 15;
-/// An earlier failure ended this stepper or step; the text says which one. Free it.
+/// An earlier failure ended this stepper or step. The text says which failure. Free the handle.
 pub const INSTEP_POISONED: instep_status = 16;
 /// The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
 /// report the bug.
 pub const INSTEP_PANIC: instep_status = 17;
 /// A callback threw a C++ exception, and instep::caught of this header has caught it.
 pub const INSTEP_THREW: instep_status = 18;
-/// A failure for which this version has no code; the text describes it.
+/// A failure for which this version has no code. The text describes it.
 pub const INSTEP_OTHER: instep_status = 19;
 
 /// The names, in the order of the codes.

@@ -20,7 +20,8 @@ use crate::stepper_options::{configured, instep_stepper_options};
 /// A rank's training: parameters, gradients and states, and the passes that step them.
 ///
 /// The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
-/// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), it must stay on the thread that created it.
+/// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), only the thread that created the stepper may
+/// use the stepper.
 pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
@@ -64,9 +65,9 @@ pub unsafe extern "C" fn instep_stepper_create(
     out_stepper: *mut *mut instep_stepper,
 ) -> instep_status {
     call(|| {
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let (options, out) = unsafe { (read(options)?, Out::new(out_stepper, "out_stepper")?) };
-        // SAFETY: the header's contract.
+        // SAFETY: the caller meets the header's contract.
         let training = unsafe { create(&options)? };
         out.put(STEPPERS.insert(training)?);
         Ok(())
@@ -77,7 +78,8 @@ pub unsafe extern "C" fn instep_stepper_create(
 /// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
 /// steppers end with an error. Null is allowed and does nothing.
 ///
-/// Any thread may call it, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
+/// Any thread may call it, one at a time. If a queued sum needs other ranks, the call waits for them up to the
+/// deadline.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> in
 unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     let layout = close(options.layout)?;
     let ids = Ids::of(&layout);
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let (groups, gpu) = unsafe {
         (
             Groups::read(options.optimizer, options.precision, options.groups, options.group_count)?,
@@ -118,12 +120,12 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         builder = builder.group_clip(group, max_norm);
     }
     let copy = dtype("copy", options.copy)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let builder = unsafe { configured(builder, options, copy)? };
     let borrowed = if options.memory.is_null() {
         None
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Some(unsafe { memory(options.memory, &ids, &types)? })
     };
     let world_size = options.world_size.max(1);
@@ -134,7 +136,7 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         }
         Sums::by_caller(options.rank, world_size)
     } else if !options.collective.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
         collective = Some(foreign.clone());
         foreign.into()
@@ -145,7 +147,7 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     } else {
         Solo::default().into()
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let engine = unsafe { engine(builder, sums, borrowed, gpu.as_ref())? };
     Ok(Training { engine, ids, types, copy, optimizers: names, collective })
 }
@@ -158,7 +160,7 @@ unsafe fn engine(
     borrowed: Option<instep::Borrowed>,
     gpu: Option<&Cuda>,
 ) -> Result<Engine> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe {
         match (gpu, borrowed) {
             (None, None) => Engine::Host(Box::new(builder.host(sums)?)),

@@ -26,19 +26,19 @@ use crate::status::{Fault, Result};
 pub struct instep_loss_scaler {
     /// sizeof(instep_loss_scaler).
     pub size: usize,
-    /// The first pass's scale; default 65536.
+    /// The first pass's scale. Default: 65536.
     pub initial_scale: f64,
-    /// The scale's factor after growth_interval passes in a row without a skip; default 2.
+    /// The scale is multiplied by this factor after growth_interval passes in a row without a skip. Default: 2.
     pub growth_factor: f64,
-    /// The scale's factor after a skipped pass; default 0.5.
+    /// The scale is multiplied by this factor after a skipped pass. Default: 0.5.
     pub backoff_factor: f64,
-    /// Number of passes in a row without a skip after which the scale grows; default 2000.
+    /// Number of passes in a row without a skip after which the scale grows. Default: 2000.
     pub growth_interval: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
 }
 
-// SAFETY: numbers.
+// SAFETY: all fields are numbers, for which zeros are valid.
 unsafe impl Growing for instep_loss_scaler {
     const NAME: &'static str = "instep_loss_scaler";
 }
@@ -58,9 +58,10 @@ pub struct instep_stepper_options {
     pub groups: *const instep_group,
     /// The number of groups.
     pub group_count: usize,
-    /// Element types; null: f32.
+    /// Element types. Null: f32.
     pub precision: *const instep_precision,
-    /// When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits.
+    /// When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits if
+    /// nothing is clipped or skipped.
     pub mode: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
     pub gradients: u32,
@@ -72,26 +73,27 @@ pub struct instep_stepper_options {
     pub max_norm: f64,
     /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
     pub skip_nonfinite: u32,
-    /// The type of a copy of each stepped parameter; 0: none.
+    /// The type of a copy of each stepped parameter. 0: none.
     pub copy: u32,
-    /// Decay rate of moving averages; 0: none are kept.
+    /// Decay rate of moving averages. 0: none are kept.
     pub ema_decay: f64,
-    /// The loss scale, by which steps divide the gradients; 0 means 1.
+    /// The loss scale, by which steps divide the gradients. 0 means 1.
     pub loss_scale: f64,
-    /// A dynamic loss scale instead of loss_scale; null: none.
+    /// A dynamic loss scale instead of loss_scale. Null: none.
     pub loss_scaler: *const instep_loss_scaler,
-    /// Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
+    /// Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
     pub bucket_cap_bytes: u64,
-    /// How long a collective waits for other ranks; 0: INSTEP_DEADLINE_MS, or 60,000.
+    /// How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
+    /// 60,000.
     pub deadline_ms: u64,
-    /// Kernel threads; 0: INSTEP_THREADS, or one per core.
+    /// Number of kernel threads. 0: the environment variable INSTEP_THREADS, or one per core but at most 1024.
     pub threads: u32,
     /// 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
     /// 1, the stepper starts no thread.
     pub is_inline: u32,
     /// This rank, below world_size.
     pub rank: u32,
-    /// Number of ranks over which gradients are summed; 0 means 1. Steps divide by this number.
+    /// Number of ranks over which gradients are summed. 0 means 1. Steps divide by this number.
     pub world_size: u32,
     /// Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
     pub collective: *const instep_collective,
@@ -99,19 +101,19 @@ pub struct instep_stepper_options {
     /// is complete. On a GPU it hands the bucket over with an event after the sum, by
     /// instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
     pub sums_by_caller: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The caller's tensors; null: the stepper has its own.
+    /// The caller's tensors. Null: the stepper has its own.
     pub memory: *const instep_memory,
-    /// The GPU; null: the CPU.
+    /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
     /// Whether some ranks may run out of data before others: INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS.
     pub inputs: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved_too: u32,
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_stepper_options {
     const NAME: &'static str = "instep_stepper_options";
 }
@@ -152,7 +154,7 @@ pub(crate) unsafe fn configured<'a>(
     if options.loss_scale != 0.0 {
         builder = builder.loss_scale(options.loss_scale);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     if let Some(given) = unsafe { read_any(options.loss_scaler)? } {
         if options.loss_scale != 0.0 {
             return Err(Fault::argument("loss_scale", "set beside loss_scaler", "leave it 0"));

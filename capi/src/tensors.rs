@@ -16,16 +16,16 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 /// The most states that an optimizer keeps per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is
-/// none.
+/// Where one kind of tensor lies: in one run with the bucket's offsets, or in one run per parameter. All zeros: there
+/// is no such tensor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
-    /// The first element of the run; null if each parameter has its own.
+    /// The first element of the run. Null if each parameter has its own run.
     pub address: *mut c_void,
-    /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
+    /// The first element of each parameter, in the order of the bucket. Null if there is one run. On a GPU, only
     /// parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
-    /// in this call. The parameter's tensors and step count then do not change, and norms leave it out.
+    /// in this call. The parameter's tensors and step count then do not change, and norms leave the parameter out.
     pub addresses: *const *mut c_void,
     /// The number of elements of the run, or of addresses. The library compares it with the bucket's number.
     pub count: usize,
@@ -57,7 +57,7 @@ pub struct instep_tensors {
     pub scales: [instep_tensor; INSTEP_STATES_AT_MOST],
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_tensors {
     const NAME: &'static str = "instep_tensors";
 }
@@ -70,9 +70,9 @@ pub struct instep_scaling {
     pub size: usize,
     /// The number of ranks over which the gradients are sums.
     pub world_size: u32,
-    /// Zero; anything else is refused.
+    /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The factor in the loss.
+    /// The factor by which the loss was multiplied.
     pub loss_scale: f64,
     /// A clip coefficient that the caller has computed, from 0 to 1.
     pub clip: f64,
@@ -84,7 +84,7 @@ pub struct instep_scaling {
     pub found_inf: *const f32,
 }
 
-// SAFETY: numbers and pointers, for which zeros are values.
+// SAFETY: all fields are numbers and pointers, for which zeros are valid.
 unsafe impl Growing for instep_scaling {
     const NAME: &'static str = "instep_scaling";
 }
@@ -97,9 +97,9 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     let instep_tensor { address, addresses, count } = *given;
     match (address.is_null(), addresses.is_null()) {
         (true, true) if count == 0 => Ok(None),
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         (_, true) => Ok(Some(unsafe { Lent::at_len(address, count) })),
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         (true, false) => Ok(Some(unsafe { Lent::at_each(list(addresses, count, name)?) })),
         (false, false) => {
             Err(Fault::argument(name, "both one address and one per parameter", "leave one of them null"))
@@ -112,7 +112,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
 /// # Safety
 /// The conditions of [`lent`] hold.
 unsafe fn required<'a>(name: &str, given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
-    // SAFETY: the caller's promise; no element lies at the other address.
+    // SAFETY: guaranteed by the caller. No element lies at the null address.
     let (found, nothing) = unsafe { (lent(name, given)?, Lent::at_len(std::ptr::null_mut(), 0)) };
     found.or(is_empty.then_some(nothing)).ok_or_else(|| {
         Fault::new(INSTEP_LAYOUT, format_args!("{name}: missing; give an address, or one per parameter"))
@@ -124,7 +124,7 @@ unsafe fn required<'a>(name: &str, given: &instep_tensor, is_empty: bool) -> Res
 /// # Safety
 /// The conditions of [`tensors`] hold.
 pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { required("gradients", given, is_empty) }
 }
 
@@ -133,16 +133,16 @@ pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Res
 /// # Safety
 /// The struct, its lists and their addresses meet instep.h's contract during `'a`.
 pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) -> Result<StepTensors<'a>> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let given = unsafe { read(from)? };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let one = |name, tensor: &instep_tensor| unsafe { lent(name, tensor) };
     let all = |name, of: &[instep_tensor]| -> Result<Vec<Option<Lent<'a>>>> {
         of.iter().map(|tensor| one(name, tensor)).collect()
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let params = unsafe { required("parameters", &given.params, is_empty)? };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let grads = unsafe { gradients(&given.grads, is_empty)? };
     let mut tensors = StepTensors::new(params, grads)
         .states(all("states", &given.states)?)
@@ -162,7 +162,7 @@ pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) ->
 /// # Safety
 /// The struct and its addresses meet instep.h's contract, or the pointer is null.
 pub(crate) unsafe fn scaling(from: *const instep_scaling) -> Result<Scaling> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Scaling::NONE) };
     zero("reserved", given.reserved)?;
     refuse_misaligned("grad_scale", given.grad_scale)?;
@@ -170,7 +170,7 @@ pub(crate) unsafe fn scaling(from: *const instep_scaling) -> Result<Scaling> {
     let one = |number: f64| if number == 0.0 { 1.0 } else { number };
     let scaling =
         Scaling::mean(given.world_size.max(1)).loss_scale(one(given.loss_scale)).clip(one(given.clip));
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { scaling.grad_scaler(given.grad_scale, given.found_inf) })
 }
 

@@ -1,4 +1,4 @@
-//! The C names for names of the Rust interface that occur in the library's errors.
+//! The C names for those names of the Rust interface that occur in the library's errors.
 //!
 //! A test reads the library's sources and fails if an error has a name without an entry here.
 

@@ -4,7 +4,7 @@
 
 use strsim::osa_distance;
 
-/// Every variable that a program reads, without those of builds and tests.
+/// Every variable that a program reads at run time. Variables of builds and tests are not listed.
 const KNOWN: [&str; 10] = [
     "INSTEP_BENCH_KERNELS",
     "INSTEP_CUDA",
@@ -18,10 +18,11 @@ const KNOWN: [&str; 10] = [
     "INSTEP_THREADS",
 ];
 
-/// The largest number of mistakes in a name that is reported as misspelt.
+/// The largest number of wrong letters in a name that is reported as misspelt.
 const MOST_EDITS: usize = 2;
 
-/// Returns a line for each name that differs from one of the variables by one or two letters.
+/// Returns a line for each misspelt name. Such a name begins with `INST`, and differs from a variable by at most two
+/// letters, or only in case. A difference in case does not count as a letter.
 pub fn misspelt(names: impl Iterator<Item = String>) -> Vec<String> {
     let ours =
         names.filter(|name| name.to_uppercase().starts_with("INST") && !KNOWN.contains(&name.as_str()));

@@ -1,7 +1,7 @@
 //! `instep info`: what a stepper would use on this machine, what else is available, and what is missing.
 //!
 //! It builds a stepper and prints the stepper's values, so the output shows what really runs. The README of this crate
-//! documents the keys of `--json`; later versions may add keys and never change one.
+//! documents the keys of `--json`. Later versions may add keys, but never change one.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! The subcommands of `instep` as functions, which tests and the fuzzer call without a process.
 //!
-//! They use only the library's public interface. No input makes them panic, or ask for more memory than the length of
-//! the file justifies.
+//! They use only the library's public interface. No input makes them panic. They never allocate more memory than the
+//! length of a file justifies.
 
 pub mod bench;
 pub mod console;

@@ -1,6 +1,6 @@
-//! The step of all parameters of a framework's model in one launch, and the states that it keeps between steps.
+//! Steps all parameters of a framework's model in one launch, and keeps their states between steps.
 //!
-//! It uses instep's public interface and knows no framework. A refused call has changed nothing.
+//! This file uses instep's public interface and depends on no framework. A refused call changes nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use instep::{
 /// Elements that share a scale of 8-bit states.
 const BLOCK: usize = 256;
 
-/// An optimizer of instep, and what its steps do besides the formula.
+/// An optimizer of instep, and the other options of its steps.
 #[derive(Clone, Debug)]
 pub struct Config {
     optimizer: Box<dyn Optimizer>,
@@ -31,14 +31,14 @@ pub enum Error {
     /// instep refuses a hyperparameter, an option or a tensor.
     #[error(transparent)]
     Step(#[from] instep::Error),
-    /// A parameter or its gradient is of a kind that is not stepped here.
+    /// A parameter or its gradient cannot be stepped here.
     #[error("{thing}: {wrong}; {remedy}")]
     Tensor {
         /// The parameter.
         thing: String,
         /// What is wrong.
         wrong: String,
-        /// What will do.
+        /// How to avoid the error.
         remedy: &'static str,
     },
     /// A loaded state does not fit the model and the optimizer.
@@ -55,7 +55,7 @@ pub enum Error {
 }
 
 impl Config {
-    /// Starts with an optimizer: [`instep::AdamW`] or any other that runs kernels.
+    /// Makes a configuration from an optimizer: [`instep::AdamW`], or any other that runs kernels.
     pub fn new(optimizer: impl Optimizer + 'static) -> Config {
         let optimizer = Box::new(optimizer);
         Config { optimizer, max_norm: None, skip_nonfinite: false, is_eight_bit: false, threads: None }
@@ -66,7 +66,7 @@ impl Config {
         Config { max_norm: Some(max_norm), ..self }
     }
 
-    /// Skips a step whose gradients are not all finite. A skipped step changes nothing and is not counted.
+    /// Skips a step if a gradient is not finite. A skipped step changes nothing and is not counted.
     pub fn skip_nonfinite(self) -> Config {
         Config { skip_nonfinite: true, ..self }
     }
@@ -76,7 +76,7 @@ impl Config {
         Config { is_eight_bit: true, ..self }
     }
 
-    /// Sets the most threads of a step. Unset: `INSTEP_THREADS`, or else one per core.
+    /// Sets the largest number of threads of a step. The default is `INSTEP_THREADS`, or else one per core.
     pub fn threads(self, threads: usize) -> Config {
         Config { threads: Some(threads), ..self }
     }
@@ -87,7 +87,7 @@ impl Config {
     }
 }
 
-/// The values of one state: one run for all parameters.
+/// The values of one state, in one contiguous array for all parameters.
 enum Values {
     F32(Vec<f32>),
     EightBit { codes: Vec<u8>, scales: Vec<f32> },
@@ -102,15 +102,15 @@ pub(crate) enum Saved {
     Carried(f64),
 }
 
-/// A parameter's step count, and the number that its optimizer also carries.
+/// A parameter's step count, and the number that some optimizers also carry from step to step.
 type Count = (u64, Option<f64>);
 
-/// The step of all parameters, in the order in which they were named.
+/// Steps all parameters, in the order of their names in `new`.
 pub(crate) struct Model {
     step: BucketStep,
     ids: Vec<ParamId>,
     names: Vec<String>,
-    /// The elements of each parameter in the states.
+    /// The range of each parameter's elements in the states.
     places: Vec<Range<usize>>,
     states: Vec<(&'static str, Values)>,
     norm: Option<GradNorm>,
@@ -162,10 +162,10 @@ impl Model {
         Ok(Model { step, ids, names, places, states, norm, max_norm, skip_nonfinite })
     }
 
-    /// Steps each parameter that has a gradient. Returns what the norm has decided, if the options need a norm.
+    /// Steps each parameter that has a gradient. Returns the decision about the step, if the options need a norm.
     ///
     /// # Shapes
-    /// One run per parameter and per gradient, as long as the parameter.
+    /// One slice per parameter and one per gradient, each as long as the parameter.
     pub(crate) fn step<'a>(
         &mut self,
         lr: f64,
@@ -196,7 +196,7 @@ impl Model {
         Ok(Some(decision))
     }
 
-    /// Returns how many updates a parameter has had, and the number that its optimizer carries.
+    /// Returns a parameter's number of updates, and the number that its optimizer carries from step to step.
     pub(crate) fn count(&self, param: usize) -> Result<Count, Error> {
         let id = self.ids[param];
         Ok((self.step.step_count(id)?, self.step.carried(id)?))
@@ -292,7 +292,7 @@ impl Model {
     }
 }
 
-/// Returns the scales of a parameter's elements.
+/// Returns the range of the scales of a parameter's elements.
 fn blocks(at: &Range<usize>) -> Range<usize> {
     at.start / BLOCK..at.end.div_ceil(BLOCK)
 }

@@ -1,11 +1,11 @@
-/* The CPU's loops for bf16 throughout, and for bf16 states with f32 parameters and gradients. A loop widens, steps and
- * rounds in one pass.
+/* The CPU's loops for bf16 throughout, and for bf16 states with f32 parameters and gradients. Each loop
+ * converts to f32, steps and rounds.
  *
- * With 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
- * the conversions only if the conversions are few and in the same loop. Two neighbouring elements are therefore read as
- * one word of 32 bits, and a shift and a mask widen its halves. Lanes of 16 bits would need instructions that move
- * them. These loops serve the two most common sets of flags. The general path serves the others, and both give the same
- * bits. */
+ * AdamW moves 14 bytes per element, so division and root take longer than memory. They hide the latency of
+ * the conversions only if the conversions are few and in the same loop. Two neighbouring elements are
+ * therefore read as one word of 32 bits, and a shift and a mask widen its halves. Lanes of 16 bits would need
+ * shuffle instructions. These loops serve the two most common sets of flags. The general path serves the
+ * others, and both give the same bits. */
 #ifndef INSTEP_CPU_BFLOAT16_H
 #define INSTEP_CPU_BFLOAT16_H
 
@@ -16,8 +16,8 @@ namespace {
 INSTEP_INLINE float lower(uint32_t word) { return float_of(word << 16); }
 INSTEP_INLINE float upper(uint32_t word) { return float_of(word & 0xffff0000u); }
 
-/* An f32 with the bf16 in its upper half. A NaN stays a NaN, though perhaps not the canonical one. Arithmetic on bf16
- * makes NaNs whose lower half is 0, so nothing carries. */
+/* Returns an f32 with the rounded bf16 in its upper half. A NaN stays a NaN, but may be another NaN. NaNs from bf16
+ * arithmetic have a lower half of 0, so the addition does not carry. */
 template <bool STOCHASTIC>
 INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, uint32_t stream) {
     const uint32_t bits = bits_of(x);
@@ -27,7 +27,7 @@ INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, ui
 /* A pair's first element is in the lower half. */
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a pair is read as one word");
 
-/* Two neighbours, at any address that is aligned to one element. */
+/* Two neighbouring elements as one word, which is aligned only to one element. */
 typedef uint32_t __attribute__((may_alias, aligned(2))) Pair;
 
 /* Returns the pairs from number `first` on. A state that the rule does not keep has a null address. */
@@ -36,7 +36,7 @@ INSTEP_INLINE const Pair* pairs(const uint16_t* x, uint32_t first) { return rein
 
 INSTEP_INLINE uint32_t joined(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
 
-/* One element's parameter and states, widened; afterwards their new bits. */
+/* One element's parameter and states in f32, and their bits after the step. */
 struct Wide {
     float param, state[INSTEP_MAX_STATES];
     uint32_t param_bits, state_bits[INSTEP_MAX_STATES];
@@ -58,7 +58,7 @@ INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
                               uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
                               Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2,
                               float* __restrict alarms) {
-#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
+#pragma GCC unroll 1 /* compilers do not vectorise sixteen copies of a short body */
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t sums = g[i], params = p[i];
         uint32_t words[INSTEP_MAX_STATES] = {};
@@ -76,7 +76,7 @@ INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
     }
 }
 
-/* Steps the last element of an odd run. */
+/* Steps the last element of a run with an odd count. */
 template <class Rule, bool STOCHASTIC>
 void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
                const uint16_t* g, uint16_t* const* states, float* alarms) {
@@ -92,7 +92,7 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
 
 #if INSTEP_HAS_VECTORS
 
-/* Returns the quotient, or the parameter if the rule has no quotient. It also moves the states. */
+/* Updates the states. Returns the quotient, or the parameter if the rule has no quotient. */
 template <class Rule, class F>
 INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p, F g, F* state) {
     if constexpr (HasRounds<Rule>::value) {
@@ -104,7 +104,7 @@ INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p
     }
 }
 
-/* The elements with even numbers among 2 * WIDTH neighbours, and those with odd numbers. */
+/* Of 2 * WIDTH neighbouring elements, those with even numbers and those with odd numbers. */
 struct EvenOdd {
     Floats even, odd;
 };
@@ -115,15 +115,15 @@ INSTEP_INLINE EvenOdd load_pairs(const uint16_t* x) {
     return {float_of(words << 16), float_of(words & 0xffff0000u)};
 }
 
-/* A step between its two rounds: the quotient, or the parameter if the rule has no quotient. `mixed` has the random
- * bits, if there are any. */
+/* A step between its two stages: the quotient, or the parameter if the rule has no quotient. The `mixed` words are the
+ * random bits of stochastic rounding. */
 struct InFlight {
     EvenOdd x;
     Words mixed_even, mixed_odd;
 };
 
-/* Rounds as rounded() does. Rounding to the nearest works on lanes of 16 bits: an upper half is increased by one if the
- * lower half is above the tie. */
+/* Rounds to the bits of rounded(). Rounding to the nearest works on lanes of 16 bits: an upper half is increased by one
+ * if the lower half is above the tie. */
 template <bool STOCHASTIC>
 INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, const InFlight& flight, uint32_t stream) {
     Words even = bits_of(x.even), odd = bits_of(x.odd);
@@ -139,8 +139,8 @@ INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosit
     __builtin_memcpy(to, &upper, sizeof upper);
 }
 
-/* Steps whole pairs of vectors, and returns the number of their elements. Root and division take long, so a parameter
- * steps while the states of the next parameters move. */
+/* Steps whole pairs of vectors, and returns the number of their elements. Root and division take long, so the loop
+ * updates the next states before it steps a parameter. */
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                     uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
@@ -225,13 +225,13 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
 #endif
     for (; i < count / 2; ++i) {
         step(1);
-        asm volatile("" ::: "memory"); /* vectors for these few would make the object a third larger */
+        asm volatile("" ::: "memory"); /* no vectors: for so few elements, they make the object a third larger */
     }
     if (count % 2 != 0) step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states, alarms);
     return any_lane(alarms);
 }
 
-/* Whether a loop for these scalars exists. A multiplier that is NaN has nonzero bits in its lower half. */
+/* Returns whether a loop for these scalars exists. A NaN multiplier has none, because the NaN's lower half is not 0. */
 template <class Rule>
 INSTEP_INLINE bool has_bfloat16_loop(const typename Rule::Scalars& s, float multiplier) {
     const uint32_t flags = Rule::flags(s);
@@ -242,14 +242,14 @@ __attribute__((noinline)) void make_canonical(uint16_t* x, uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) x[i] = static_cast<uint16_t>((x[i] & 0x7fffu) > 0x7f80u ? 0x7fffu : x[i]);
 }
 
-/* Whether an element is infinite or NaN. */
+/* Returns whether an element is infinite or NaN. */
 __attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t count) {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; ++i) found |= (x[i] & 0x7f80u) == 0x7f80u;
     return found != 0;
 }
 
-/* Runs after an alarm: makes NaNs canonical, and returns whether a gradient is infinite or NaN. */
+/* After an alarm, makes NaNs canonical, and returns whether a gradient is infinite or NaN. */
 template <class Rule, class T>
 __attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* g, uint16_t* const* states) {
     make_canonical(p, count);
@@ -259,7 +259,7 @@ __attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* 
 
 #if INSTEP_HAS_VECTORS
 
-/* Whether a loop can step a rule's bf16 states with f32 parameters and gradients. */
+/* Returns whether a loop can step a rule's bf16 states with f32 parameters and gradients. */
 template <class Rule>
 INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uint32_t count) {
     const uint32_t flags = Rule::flags(s);
@@ -286,7 +286,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
         const Words mixed = STOCHASTIC ? at.mixed(lane_numbers() + i) : Words{};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Words bits = bits_of(state[k]);
-            const Words nan = reinterpret_cast<Words>(state[k] != state[k]); /* a carry would end one whose bits are all ones */
+            const Words nan = reinterpret_cast<Words>(state[k] != state[k]); /* a carry could turn a NaN into a zero */
             const Words up = STOCHASTIC ? at.word(mixed, FIRST_STATE_STREAM + k) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
             store_upper_halves(to[k] + i, (bits + up) | nan);
         });
@@ -312,7 +312,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
 
 #endif
 
-/* Steps one run of one segment, as step_runs does. Parameters and gradients are bf16, or f32 beside bf16 states. */
+/* Steps one run of one segment, like step_runs. Parameters and gradients are bf16, or f32 with bf16 states. */
 template <class Rule, bool STOCHASTIC, class T>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,

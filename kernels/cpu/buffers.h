@@ -1,6 +1,6 @@
 /* Work on whole buffers, outside a step: the sum over ranks, and conversions between stored values and f32.
  *
- * It uses the step's own loops, so values that are read and written again keep their bits. */
+ * This file uses the loops of the step, so a value that is read and written back keeps its bits. */
 #ifndef INSTEP_CPU_BUFFERS_H
 #define INSTEP_CPU_BUFFERS_H
 
@@ -8,16 +8,16 @@
 
 namespace {
 
-/* Number of elements of a buffer that are processed at a time: few enough to stay in the first-level cache between two
- * loops. */
+/* Number of elements of a buffer that are processed at a time. They are few enough to stay in the
+ * first-level cache between two loops. */
 constexpr uint64_t RUN = 1024;
 
 INSTEP_INLINE uint32_t run_length(uint64_t start, uint64_t last) {
     return static_cast<uint32_t>(last - start < RUN ? last - start : RUN);
 }
 
-/* Adds in rank order, whichever rank arrives first. 16-bit elements are added as f32 and rounded once; a ring would
- * round at every hop. */
+/* Adds in rank order, also if ranks arrive in another order. 16-bit elements are added as f32 and rounded once. A ring
+ * all-reduce would round at every hop. */
 __attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first,
                                          uint64_t last, void* to) {
     const bool wide = dtype == INSTEP_DTYPE_F32;

@@ -1,7 +1,7 @@
-/* The memory traffic of a step with almost no arithmetic: the bandwidth limit that the benches compare a step with.
+/* The memory traffic of a step with almost no arithmetic. The benches compare the speed of a step with this limit.
  *
  * arrays[0] is read like a gradient. Every other array is read and written in place, like parameters and states. The
- * loop has the same build, widths, memory, and order of loads and stores as a step, so that the comparison is fair. */
+ * comparison is fair, because build, vector widths, memory, and order of loads and stores are those of a step. */
 #ifndef INSTEP_CPU_CEILING_H
 #define INSTEP_CPU_CEILING_H
 
@@ -9,12 +9,12 @@
 
 namespace {
 
-/* Runs one round. All loads come before the first store, because a store delays a later load whose address has the same
- * low 12 bits. */
+/* Runs one round. All loads come before the first store, because a store delays later loads from addresses
+ * with the same low 12 bits. */
 template <int UPDATED>
 INSTEP_INLINE void ceiling_round(uint64_t count, float factor, const float* __restrict source, float* __restrict a,
                                  float* __restrict b, float* __restrict c, float* __restrict d) {
-#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
+#pragma GCC unroll 1 /* compilers do not vectorise sixteen copies of a short body */
     for (uint64_t i = 0; i < count; ++i) {
         const float add = source[i] * factor, first = a[i] + add;
         const float second = UPDATED > 1 ? b[i] + add : 0.0f;
@@ -27,7 +27,7 @@ INSTEP_INLINE void ceiling_round(uint64_t count, float factor, const float* __re
     }
 }
 
-/* With a factor of 0 every array keeps its finite values, so the loop can run between steps. */
+/* With a factor of 0, every array keeps its values if they are finite. The loop can then run between steps. */
 template <int UPDATED>
 __attribute__((noinline)) void ceiling_run(float* const* arrays, float factor, uint64_t first, uint64_t last,
                                            uint64_t ahead_bytes) {

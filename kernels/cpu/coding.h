@@ -1,7 +1,7 @@
-/* Encodes values as 8-bit codes on a CPU, a vector at a time. It uses roots, or comparisons with thresholds; codes.h
- * defines both.
+/* On a CPU, encodes values as 8-bit codes, a vector at a time. Codes come from exact roots, or from comparisons with
+ * thresholds; codes.h defines both.
  *
- * The codes are bit for bit those of codes.h. The self-test compares all thresholds with those of the roots. */
+ * The codes equal those of codes.h, bit for bit. The self-test compares every threshold with exact roots. */
 #ifndef INSTEP_CPU_CODING_H
 #define INSTEP_CPU_CODING_H
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-/* A state's values in a block, and the place of their codes. */
+/* The values of a state in a block, and the address of their codes. */
 struct Coding {
     const float* values;
     uint8_t* codes;
@@ -20,7 +20,7 @@ struct Coding {
     uint32_t stream;
 };
 
-/* Follows the definition, for elements that do not fill a vector. */
+/* Encodes elements that do not fill a vector, by the definition in codes.h. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t last) {
     for (uint32_t i = first; i < last; ++i) {
@@ -29,7 +29,7 @@ INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t las
                                      : unsigned_code(c.values[i], c.scale, c.factor, STOCHASTIC, random);
         c.codes[i] = static_cast<uint8_t>(code);
 #if INSTEP_HAS_VECTORS
-        asm volatile("" ::: "memory"); /* vectors for these few would make the object larger */
+        asm volatile("" ::: "memory"); /* no vectors: for so few elements, they only make the object larger */
 #endif
     }
 }
@@ -42,32 +42,32 @@ INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) 
 
 INSTEP_INLINE Words mixed_words(const Coding& c, uint32_t i) { return c.position.mixed(lane_numbers() + i); }
 
-/* Whether a state's codes come from thresholds (codes.h) and not from roots. A threshold takes more operations than one
- * square root, and fewer than two. Stochastic draws take so many operations that two roots are computed instead. */
+/* Whether a state's codes come from thresholds instead of exact roots (codes.h). A threshold takes more operations than
+ * one square root, and fewer than two. Stochastic draws take so many operations that they use exact roots. */
 template <bool SIGNED, bool STOCHASTIC>
 constexpr bool HAS_THRESHOLDS = !SIGNED && !STOCHASTIC;
 
-/* The floats from this value to its double are exactly the whole numbers. A sum with it therefore has a whole number in
- * its lowest bits. */
+/* Every float from 2^23 to 2^24 is a whole number. A sum of WHOLE and a small number therefore has a whole
+ * number in its lowest bits. */
 constexpr float WHOLE = 0x1p23f;
 
-/* Values that do not have their codes yet. Values of an unsigned state are not below zero. `sum` is WHOLE plus a code:
- * the value's code, the code below it, or the code next to the threshold. */
+/* Values that do not have their codes yet. Values of an unsigned state are not negative. `sum` is WHOLE plus a code:
+ * the value's code, the code below the value, or the code below a threshold. */
 struct Begun {
     Floats x, power, sum;
 };
 
-/* Compares the sign bit as an integer, which is one instruction. */
+/* Returns x, or 0 if x has a sign bit. As a maximum of integers, this is one instruction. */
 INSTEP_INLINE Floats positive(Floats x) { return float_of(reinterpret_cast<Words>(larger(reinterpret_cast<Integers>(x), Integers{}))); }
 
-/* Returns WHOLE plus the whole part of a rough root of an unsigned power. Smaller powers count as 2^-14, whose root is
- * above 1. The root of zero is therefore finite, and every value above zero has a code of at least 1. */
+/* Returns WHOLE plus the whole part of a rough root of an unsigned power. Powers below 2^-14 count as 2^-14, which has
+ * a root above 1. Therefore the root of zero is finite, and every value above zero has a code of at least 1. */
 INSTEP_INLINE Floats rough_sum(Floats power) {
     const Floats enough = float_of(larger(bits_of(power), Words{} + bits_of(0x1p-14f)));
     return rough_inverse_root(rough_inverse_root(enough)) * 15.9375f + (WHOLE - 0.5f);
 }
 
-/* Begins a value of a signed state, or a value without a sign bit. */
+/* Begins the codes of a signed state's values, or of values without a sign bit. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE Begun begin_code(const Coding& c, Floats x) {
     const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
@@ -82,12 +82,12 @@ INSTEP_INLINE Begun begin_code(const Coding& c, uint32_t i) {
     return begin_code<SIGNED, STOCHASTIC>(c, SIGNED ? stored : positive(stored));
 }
 
-/* Returns the distance from the threshold next to a rough root; the threshold is half a code above the whole part. */
+/* Returns the distance of a power from its threshold, which is half a code above the whole part of the rough root. */
 INSTEP_INLINE Words distance_of(const Begun& b) { return distance_to(power_of(false, b.sum - (WHOLE - 0.5f)), b.power); }
 
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
-/* Finishes the codes of the WIDTH elements from number i on. With thresholds, `closest` becomes the largest distance.
+/* Finishes the codes of the WIDTH elements from number i on. With thresholds, `closest` keeps the largest distance.
  * `mixed` is used only if rounding is stochastic. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words mixed, Words& closest) {
@@ -103,14 +103,14 @@ INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words m
         const Words random = c.position.word(mixed, c.stream) >> 16;
         const Integers above = draws_above(b.power, power_of(SIGNED, below), power_of(SIGNED, below + 1.0f), random);
         code = smaller(one_more(code, reinterpret_cast<Integers>(above)), most);
-        if (!SIGNED) code = larger(b.x == c.scale ? most : code, bits_of(Floats{} + (WHOLE + 1.0f))); /* above zero stays so */
+        if (!SIGNED) code = larger(b.x == c.scale ? most : code, bits_of(Floats{} + (WHOLE + 1.0f))); /* code 1 or more */
     }
     store_bytes(c.codes + i, SIGNED ? with_sign_of(code, b.x) : where_not_zero(code, bits_of(b.x)));
 }
 
-/* Whether the roots agree with each threshold at the nearest powers that the loop does not check by roots. Roots never
- * fall as powers rise, so they agree for all other powers too. A value below the threshold of 2 has the code 1 or is
- * zero, whatever the roots are. */
+/* Returns whether thresholds and exact roots give equal codes. For each threshold, it tests the two nearest powers that
+ * the loop codes without roots. Roots never fall as powers rise, so all other powers agree too. No test needs code 1: a
+ * value below the threshold of code 2 is zero or has the code 1. */
 __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     bool agrees = true;
     for (uint32_t code = 2; code <= 255; ++code) {
@@ -126,7 +126,7 @@ __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     return agrees;
 }
 
-/* Codes vectors again by the roots if a value in them is too close to a threshold. */
+/* Encodes vectors again, by exact roots, if a value in them is too close to a threshold. */
 __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t count) {
     const Coding c = coding;
     for (uint32_t i = 0; i + WIDTH <= count; i += WIDTH) {
@@ -137,7 +137,7 @@ __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t
 
 #endif
 
-/* Returns the largest magnitude_bits. */
+/* Returns the largest magnitude_bits of the values. */
 INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
     uint32_t i = 0;
     uint32_t largest = 0;
@@ -150,7 +150,7 @@ INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
     return largest;
 }
 
-/* Encodes a block or the start of a block. */
+/* Decodes a block or the start of a block. */
 template <bool SIGNED>
 __attribute__((noinline)) void decode_block(float scale, uint32_t count, const uint8_t* codes, float* to) {
     uint32_t i = 0;
@@ -169,7 +169,7 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
     }
     uint32_t i = 0;
 #if INSTEP_HAS_VECTORS
-    /* The loop works in rounds, because a root takes long: a vector begins while the one before it is finished. */
+    /* A root takes long. The loop therefore begins a vector before it finishes the previous vector. */
     if (count >= WIDTH) {
         Words closest = {};
         Begun begun = begin_code<SIGNED, STOCHASTIC>(c, 0u);

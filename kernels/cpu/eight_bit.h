@@ -1,8 +1,8 @@
-/* The CPU's loop for 8-bit states: whole blocks are decoded, stepped and coded in one pass.
+/* The CPU's loop for 8-bit states: it decodes, steps and encodes whole blocks.
  *
- * A block's scale is known only after its last element. While block b is stepped, block b - 1 is therefore coded, still
- * in the first-level cache. The latency of division and root is then hidden behind the coding. This loop serves the two
- * most common sets of flags. The general path serves the others and partial blocks, and both give the same bits. */
+ * A block's scale is known only after its last element. The loop therefore steps block b and encodes block b - 1, which
+ * is still in the first-level cache. Encoding hides the latency of division and root. This loop serves the two most
+ * common sets of flags. The general path serves the others and partial blocks. Both give the same bits. */
 #ifndef INSTEP_CPU_EIGHT_BIT_H
 #define INSTEP_CPU_EIGHT_BIT_H
 
@@ -12,21 +12,21 @@
 
 namespace {
 
-/* A block whose states are stepped but not coded yet. */
+/* A block with states that are stepped but not encoded yet. */
 struct Stepped {
     Coding states[INSTEP_MAX_STATES];
     bool is_open;
 };
 
-/* Codes a block in two rounds, since a root takes long: a vector is begun while the one before it is ended. */
+/* Encodes a block. A root takes long, so a vector is begun before the previous vector is ended. */
 template <class Rule, bool STOCHASTIC>
 struct Coder {
     Coding states[Rule::STATES];
     Begun begun[Rule::STATES];
     Words closest[Rule::STATES];
 
-    /* Copies addresses and scales one by one: a copy of the whole would read 16 bytes at once of what was just written by fours
-     * and eights, and processors wait for that. */
+    /* Copies member by member. A copy of the whole struct would load 16 bytes that smaller stores have just written,
+     * and processors wait for such loads. */
     INSTEP_INLINE explicit Coder(const Stepped& block) : begun(), closest() {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = block.states[k];
@@ -37,17 +37,17 @@ struct Coder {
     INSTEP_INLINE void begin(uint32_t i) {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = states[k];
-            begun[k] = begin_code<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, load_floats(c.values + i)); /* no rule gives an unsigned state a sign */
+            begun[k] = begin_code<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, load_floats(c.values + i)); /* unsigned states are never negative */
         });
     }
     INSTEP_INLINE void end(uint32_t i) {
-        const Words mixed = STOCHASTIC ? mixed_words(states[0], i) : Words{}; /* of all states alike */
+        const Words mixed = STOCHASTIC ? mixed_words(states[0], i) : Words{}; /* the same for all states */
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
             end_code<SIGNED, STOCHASTIC>(states[k], begun[k], i, mixed, closest[k]);
         });
     }
-    /* A block without codes is zero, whatever was written. */
+    /* Ends the last vector. If the scale has no codes, all codes of the block become zero. */
     INSTEP_INLINE void finish() {
         end(INSTEP_QUANTUM - WIDTH);
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
@@ -73,13 +73,13 @@ __attribute__((noinline)) void encode_stepped(const Stepped& block) {
     coder.finish();
 }
 
-/* Between the rounds of a rule: what its quotient is made of. */
+/* The parts of a rule's quotient, between the stages of the loop. */
 template <class Rule>
 struct Flight {
     Floats numerator, states[Rule::STATES], older_numerator, denominator;
 };
 
-/* The blocks of a tile that are loaded at a time. */
+/* Two blocks of a tile: one is stepped while the other is encoded. */
 template <class Rule>
 struct Blocks {
     alignas(64) float values[2][Rule::STATES][INSTEP_QUANTUM];
@@ -87,9 +87,9 @@ struct Blocks {
     uint32_t turn;
 };
 
-/* Steps the whole blocks of a part, and codes all but the last. Root and division take long, so three rounds follow
- * each other: a vector's states move in the first, its denominator is computed in the second, and its parameters step
- * in the third. */
+/* Steps the whole blocks of a part, and encodes all but the last. Root and division take long, so each
+ * vector takes three rounds. The first round updates its states, the second computes its denominator, and
+ * the third steps its parameters. */
 template <class Rule, uint32_t FLAGS, bool STOCHASTIC>
 __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& scalars, float multiplier, const Part& part, float* params,
                                                const float* grads, Blocks<Rule>& blocks) {

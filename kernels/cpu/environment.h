@@ -1,7 +1,7 @@
 /* Sets the IEEE default floating-point environment while an entry of the CPU's kernels runs.
  *
- * Every entry opens an environment before it calls the function that computes. That function is not inlined; otherwise
- * the compiler could move arithmetic out of the environment. An entry always restores the caller's environment. */
+ * Every entry opens an environment and then calls the function that computes. That function is not inlined, because the
+ * compiler could move arithmetic out of the environment. An entry always restores the caller's environment. */
 #ifndef INSTEP_CPU_ENVIRONMENT_H
 #define INSTEP_CPU_ENVIRONMENT_H
 
@@ -13,8 +13,8 @@
 
 namespace {
 
-/* Threads inherit flush-to-zero and rounding modes; a library linked with -ffast-math is enough to set them. Each entry
- * therefore runs in the IEEE default environment. */
+/* Threads inherit flush-to-zero and rounding modes. A library linked with -ffast-math is enough to set these modes.
+ * Each entry therefore runs in the IEEE default environment. */
 class IeeeEnvironment {
   public:
 #if defined(__x86_64__)

@@ -1,7 +1,7 @@
 /* The CPU's loops around a rule: f32 in, f32 out, a vector at a time.
  *
- * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, because such a branch would prevent
- * some instruction sets from vectorising it. */
+ * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, because some instruction sets
+ * could then not vectorise it. */
 #ifndef INSTEP_CPU_LOOPS_H
 #define INSTEP_CPU_LOOPS_H
 
@@ -13,16 +13,16 @@ namespace {
 /* Number of elements of one round: a cache line of f32, and whole vectors of every instruction set. */
 constexpr uint32_t LANES = 16;
 
-/* Prefetches the line that a round will read some rounds later. A prefetch past the end of an array does nothing. */
+/* Prefetches the cache line that a later round will read. A prefetch past the end of an array does nothing. */
 INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
 }
 
-/* Returns a word whose top bit is set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
+/* Returns a word with its top bit set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
 template <class F>
 INSTEP_INLINE auto special(F x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
 
-/* Whether a rule's update is a quotient, and its two functions may run in separate rounds of a loop. */
+/* Whether a rule's update is a quotient. Its three functions may then run in separate stages of a loop. */
 template <class Rule, class = void>
 struct HasRounds {
     static constexpr bool value = false;
@@ -38,7 +38,7 @@ struct Number {
     constexpr operator int() const { return K; }
 };
 
-/* Calls `f` with each state's number as a constant. */
+/* Calls `f` with each state's number as a compile-time constant. */
 template <class Rule, class F>
 INSTEP_INLINE void each_state(const F& f) {
     if constexpr (Rule::STATES > 0) f(Number<0>{});
@@ -46,8 +46,8 @@ INSTEP_INLINE void each_state(const F& f) {
     if constexpr (Rule::STATES > 2) f(Number<2>{});
 }
 
-/* Sums the values of one element after its update. The sum is infinite or NaN if any of them is, and so is a sum of
- * such sums. A sum of finite values may overflow. This false alarm only costs a second check. A rule that is scaled by
+/* Returns the sum of the checked values of one element after its update. If one of them is infinite or NaN, so is the
+ * sum. A sum of finite values may overflow, but this false alarm only costs a second check. A rule that is scaled by
  * norms does not step its parameter here. */
 template <class Rule, uint32_t HIDDEN, class F>
 INSTEP_INLINE F alarm_of(F param, F sum, const F* state) {
@@ -72,12 +72,12 @@ INSTEP_INLINE bool any_lane(const float* alarms) {
 #endif
 }
 
-/* `change` gets the change of a rule that is scaled by norms, if the caller wants it. */
+/* With WITH_CHANGE, `change` gets the change of a rule that is scaled by norms. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
                                  float* __restrict state2, float* __restrict change, float* __restrict alarms) {
-#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
+#pragma GCC unroll 1 /* compilers do not vectorise sixteen copies of a short body */
     for (uint32_t i = 0; i < count; ++i) {
         const float sum = g[i];
         float state[INSTEP_MAX_STATES] = {};
@@ -94,11 +94,11 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
     }
 }
 
-/* A state that the rule does not keep has a null address. */
+/* Returns the address of element i, or null for a state that the rule does not keep. */
 INSTEP_INLINE float* from(float* state, uint64_t i) { return state ? state + i : nullptr; }
 
-/* Returns whether there is an alarm, which means that a value may be infinite or NaN. Alarms are collected by lane, and
- * combined once per run. */
+/* Returns whether there is an alarm: a value may be infinite or NaN. Alarms are added up by lane, and the lanes
+ * are combined once per run. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
                                uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2,
@@ -130,16 +130,16 @@ __attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count)
     return found >> 31 != 0;
 }
 
-/* One run of one segment, in f32. Its streams never overlap, because they are different memories. */
+/* One run of one segment, in f32. Its streams never overlap, because each is in a separate memory. */
 struct Run {
     uint32_t count;
     float* p;
     const float* g;
-    float* states[INSTEP_MAX_STATES]; /* null: the rule does not keep it */
+    float* states[INSTEP_MAX_STATES]; /* null if the rule does not keep the state */
     float* change;                    /* of a rule that is scaled by norms, if the caller wants it */
 };
 
-/* Makes the NaNs of a run canonical after an alarm. Returns whether a gradient was infinite or NaN. */
+/* After an alarm, makes the NaNs of a run canonical. Returns whether a gradient was infinite or NaN. */
 template <class Rule>
 __attribute__((noinline, cold)) bool check_run(const Run& run) {
     if (!IsScaled<Rule>::value) make_canonical(run.p, run.count);
@@ -159,10 +159,10 @@ INSTEP_INLINE uint32_t step_each(const typename Rule::Scalars& s, uint32_t flags
     return nonfinite;
 }
 
-/* Steps runs that have the same scalars; short ones take less time together. The two most common sets of flags have
- * special loops, in which the flags are constants: a select that never changes costs three instructions per vector on
- * SSE2. Special values are rare, so a second loop finds them after an alarm. `noinline` keeps the register pressure of the
- * dispatch out of the loop, and keeps the loop inside the IEEE environment. */
+/* Steps runs that have the same scalars; short runs take less time together. Flags are constants in the loops for the
+ * two most common sets of flags. Otherwise each select costs three instructions per vector on SSE2. Special values are
+ * rare, so a second loop finds them after an alarm. `noinline` keeps the dispatch's register pressure out of the loop,
+ * and the loop inside the IEEE environment. */
 template <class Rule, bool WITH_CHANGE = false>
 __attribute__((noinline)) uint32_t step_runs(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,
                                              const Run* runs, uint32_t run_count) {

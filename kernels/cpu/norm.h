@@ -1,6 +1,6 @@
-/* Adds the tiles of a bucket to the norm of the pass on a CPU.
+/* On a CPU, adds the tiles of a bucket to the norm of the pass.
  *
- * It reads only gradients, because the arguments may have no parameters and no states. */
+ * This file reads only gradients, because the arguments may have no parameters and no states. */
 #ifndef INSTEP_CPU_NORM_H
 #define INSTEP_CPU_NORM_H
 

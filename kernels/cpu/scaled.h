@@ -1,6 +1,6 @@
-/* The two launches of a rule that is scaled by norms, over one run on a CPU; numeric/scaled.h describes them.
+/* On a CPU, the two launches of a rule that is scaled by norms, over one run; numeric/scaled.h describes them.
  *
- * Both launches compute the change from stored values, so that the norm is that of the applied change. */
+ * Both launches compute the change from stored values, so the norm is that of the change that is applied. */
 #ifndef INSTEP_CPU_SCALED_H
 #define INSTEP_CPU_SCALED_H
 
@@ -32,7 +32,7 @@ template <class Rule>
 INSTEP_INLINE void apply_elements(const typename Rule::Scalars& s, uint32_t flags, float scale, uint32_t count, float* __restrict p,
                                   const float* __restrict state0, const float* __restrict state1,
                                   const float* __restrict state2) {
-#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
+#pragma GCC unroll 1 /* compilers do not vectorise sixteen copies of a short body */
     for (uint32_t i = 0; i < count; ++i) {
         p[i] = canonical(p[i] - scale * change_at<Rule>(s, flags, i, p[i], state0, state1, state2));
     }
@@ -68,7 +68,7 @@ uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, f
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
-    /* States in f32 are stored as they are, so the same loop has the change. */
+    /* f32 states are stored without rounding, so the same loop computes the change. */
     const bool is_exact = args.moments == INSTEP_MOMENTS_F32;
     const auto step = is_exact ? step_runs<Rule, true> : step_runs<Rule, false>;
     const uint32_t nonfinite = step(scalars, multiplier, part.ahead_bytes, &run, 1);

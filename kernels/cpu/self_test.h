@@ -1,6 +1,6 @@
 /* Checks of a build's arithmetic, run before its first use.
  *
- * They are compiled with the flags of the build that they test, and depend only on the kernels' arithmetic. */
+ * The checks are compiled with the flags of the build that they test, and depend only on the kernels' arithmetic. */
 #ifndef INSTEP_CPU_SELF_TEST_H
 #define INSTEP_CPU_SELF_TEST_H
 
@@ -16,11 +16,11 @@ INSTEP_INLINE bool has_thresholds() {
 #endif
 }
 
-/* Checks properties that flags can break and that no macro reports: contraction, subnormals, rounding to even. The last
- * property belongs to the processor: its rough roots lead to the codes of exact roots. */
+/* Flags can turn on contraction, flush subnormals or change rounding, and no macro reports it. The last property
+ * depends on the processor: codes from its rough roots must equal codes from exact roots. */
 __attribute__((noinline)) uint32_t broken_property() {
     volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
-    if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would leave 2^-24 */
+    if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would give 2^-24 */
     volatile float tiny = 0x1p-126f, half = 0.5f;
     if (tiny * half != 0x1p-127f) return 2;
     volatile float one = 1.0f, tie = 0x1p-24f;

@@ -1,4 +1,4 @@
-/* Atomic updates of the integers that threads of the pool share, and squares summed into them.
+/* Atomic updates of integers that the pool's threads share, and sums of squares that use these updates.
  *
  * Relaxed order is enough, because the integers are read after the whole launch. Floats are never added this way,
  * because their sums depend on the order. */
@@ -34,8 +34,8 @@ typedef int64_t FourPlaces __attribute__((vector_size(32)));
 #define INSTEP_PICK(a, b, ...) __builtin_shuffle(a, b, FourPlaces{__VA_ARGS__})
 #endif
 
-/* Returns the sum of a leaf in its fixed order (numeric/norm.h); `worst` keeps the largest magnitude. The code names
- * vectors explicitly, because compilers would move every pair through memory to add four neighbours. */
+/* Returns the sum of a leaf in its fixed order (numeric/norm.h); `worst` keeps the largest magnitude. The code uses
+ * explicit vectors. Without them, compilers would move every pair through memory to add four neighbours. */
 INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
     const auto pairs = [&](uint32_t at, FourDoubles& four) __attribute__((always_inline)) {
         const FourDoubles a = __builtin_convertvector(*reinterpret_cast<const FourFloats*>(x + at), FourDoubles);
@@ -65,7 +65,7 @@ INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
     return (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
 }
 
-/* The sum of squares of a run that starts with a leaf, and its largest magnitude. */
+/* The sum of squares of runs that start with a leaf, and their largest magnitude. */
 struct Squares {
     uint64_t limbs[INSTEP_NORM_LIMBS] = {};
     int32_t worst = 0;

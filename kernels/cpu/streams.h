@@ -1,8 +1,8 @@
-/* Streams of a step as a CPU reads and writes them. Formats other than f32 pass through a few kilobytes of f32 in the
- * first-level cache. The rules' loops are therefore f32 for all dtypes.
+/* Reads and writes the streams of a step on a CPU: gradients, parameters, masters and states. Formats other than f32
+ * pass through a few KiB of f32 in the first-level cache, so the rules' loops are f32 for all dtypes.
  *
  * Every loop vectorises on every instruction set. If storing loses bits, the stored value also replaces the value in
- * the buffer, so that copy and average use the stored value. The bits equal those of gpu/streams.cuh. */
+ * the buffer. Copies and averages then use the stored value. The bits equal those of gpu/streams.cuh. */
 #ifndef INSTEP_CPU_STREAMS_H
 #define INSTEP_CPU_STREAMS_H
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/* How values that lose bits are rounded: to the nearest, or stochastically. */
+/* How stored values are rounded if they lose bits: to the nearest, or stochastically. */
 struct Rounding {
     RandomPosition position;
     bool stochastic;
@@ -59,7 +59,7 @@ __attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const 
     }
 }
 
-/* Rounds only to bf16: f16 has no stochastic rounding, because its subnormals have no fixed number of bits to draw. */
+/* Rounds only to bf16. f16 has no stochastic rounding, because its subnormals have no fixed number of bits to draw. */
 __attribute__((noinline)) void narrow_stochastically(const RandomPosition& position, uint32_t stream, uint32_t count,
                                                 const float* __restrict from, uint16_t* __restrict to) {
     const RandomPosition at = position;
@@ -77,7 +77,7 @@ __attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uin
     }
 }
 
-/* A 24-bit master is first rounded in `from`. */
+/* With 8-bit remainders, values in `from` are first rounded to 24 bits. */
 __attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding, uint32_t count,
                                          float* __restrict from, uint16_t* __restrict params, void* remainders) {
     if (kind == INSTEP_MASTER_REMAINDER16) {
@@ -103,7 +103,7 @@ __attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding
     }
 }
 
-/* The run starts at the first element of a block. */
+/* The run must start at the first element of a block. */
 __attribute__((noinline)) void decode_run(bool is_signed, uint32_t count, const uint8_t* from, const float* scales,
                                           float* to) {
     for (uint32_t at = 0; at < count; at += INSTEP_QUANTUM) {

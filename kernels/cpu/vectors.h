@@ -1,8 +1,8 @@
-/* Vectors of 32-bit lanes: the few operations without an operator, for instruction sets with an approximate root.
+/* Vectors of 32-bit lanes, and operations that C++ lacks, for instruction sets with an approximate root.
  *
- * The relative error of an approximate inverse or inverse root is at most 1.5/4096. For 0 the result is infinity, and
- * for infinity it is 0. No bit of a result may depend on this error, because processors differ. For other builds this
- * file has no vectors: INSTEP_HAS_VECTORS is 0. */
+ * The relative error of an approximate inverse or inverse root is at most 1.5/4096. Its result is infinity for 0, and 0
+ * for infinity. No stored bit may depend on this error, because processors differ. For other builds this file has no
+ * vectors, and INSTEP_HAS_VECTORS is 0. */
 #ifndef INSTEP_CPU_VECTORS_H
 #define INSTEP_CPU_VECTORS_H
 
@@ -46,16 +46,16 @@ INSTEP_INLINE Floats float_of(Words x) { return reinterpret_cast<Floats>(x); }
 INSTEP_INLINE Integers magnitude_bits(Floats x) { return reinterpret_cast<Integers>(bits_of(x) & 0x7fffffffu); }
 INSTEP_INLINE Floats magnitude(Floats x) { return float_of(bits_of(x) & 0x7fffffffu); }
 INSTEP_INLINE Floats real(Integers x) { return __builtin_convertvector(x, Floats); }
-INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* below 2^31 */
+INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* for x below 2^31 */
 
 template <class V>
 INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
 
 #if defined(__AVX512F__)
 
-/* The intrinsic has a mask, because g++ 12 warns of the one without a mask. */
+/* The intrinsic has a mask, because g++ 12 warns of its variant without a mask. */
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm512_maskz_rsqrt14_ps(0xffff, x); }
-/* The function compares, because an instruction that moves sign bits would occupy a port that arithmetic needs. */
+/* This function compares, because an instruction that moves sign bits would occupy a port that arithmetic needs. */
 INSTEP_INLINE __mmask16 has_top_bit(Words x) { return _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(x), _mm512_setzero_si512()); }
 /* Returns the code, negated where x has a sign bit. The code of a zero is zero. */
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
@@ -79,7 +79,7 @@ INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
 INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
     return reinterpret_cast<Integers>(_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
 }
-/* Loads each half word into the upper half of its lane, and stores it again. */
+/* Loads 16-bit words into the upper halves of lanes. store_upper_halves is the reverse. */
 INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
     return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)))) << 16;
 }
@@ -177,7 +177,7 @@ INSTEP_INLINE Words lane_numbers() {
     return numbers;
 }
 
-/* Reduces by halves. Compilers would otherwise go through memory. */
+/* Returns the largest lane. It halves the vector in registers; compilers would otherwise use memory. */
 INSTEP_INLINE uint32_t largest_lane(Words x) {
     typedef uint32_t FourWords __attribute__((vector_size(16)));
 #if defined(__AVX512F__)

@@ -1,4 +1,4 @@
-/* Copies a run of elements in another dtype, for a forward's inputs and outputs.
+/* Copies a run of elements in another dtype, for inputs and outputs of the forward pass.
  *
  * It gives the bits of the CPU's conversions (cpu/buffers.h), except for NaNs. Each thread takes four elements at a
  * time, at any alignment. If the grid is smaller than the run, threads take further elements. */

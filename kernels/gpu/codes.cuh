@@ -1,7 +1,7 @@
 /* Reads and writes 8-bit states on a GPU: each thread takes its codes and the scale of their block.
  *
- * A block of 256 elements belongs to two warps. A scale is written only after every thread of its block has read the
- * old one. The bits equal those of cpu/streams.h. */
+ * A block of 256 elements belongs to two warps. A scale is written only after every thread of these warps has read the
+ * old scale. The bits equal those of cpu/streams.h. */
 #ifndef INSTEP_GPU_CODES_CUH
 #define INSTEP_GPU_CODES_CUH
 
@@ -10,12 +10,12 @@
 
 namespace {
 
-/* All elements of a thread are in one block. */
+/* Returns the address of a scale. All elements of a thread are in one block. */
 INSTEP_DEVICE float* scale_of(const Place& place, uint32_t k, uint32_t at) {
     return place.args.scales[k] + (place.tile().state_offset + at) / INSTEP_QUANTUM;
 }
 
-/* The codes, with the scale of their block in the last word. */
+/* Returns the codes, with the scale of their block in the last word. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> load_codes(const Place& place, uint32_t k, uint32_t at) {
     if (!place.has(at)) return {};
@@ -35,7 +35,7 @@ INSTEP_DEVICE Lane<N> decoded(const Words<N>& codes, bool is_signed, float scale
     return lane;
 }
 
-/* Elements past the end of the run are in no block. */
+/* Returns the largest magnitude_bits of a lane. Elements past the end of the run do not count. */
 template <uint32_t N>
 INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const Lane<N>& lane) {
     uint32_t largest = 0;
@@ -64,8 +64,8 @@ INSTEP_DEVICE float rough_root(bool is_signed, float power) {
     return is_signed ? root : rough_square_root(root) * 15.9375f;
 }
 
-/* Returns the nearest code of a magnitude. `closest` becomes the larger of its value and the distance_to a
- * threshold. */
+/* Returns the nearest code of a magnitude. `closest` becomes the larger of its old value and the
+ * distance_to the threshold. */
 INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uint32_t& closest) {
     const float power = size * factor, root = rough_root(is_signed, power);
     const uint32_t distance = distance_to(power_of(is_signed, nearest_whole(root - 0.5f) + 0.5f), power);
@@ -73,8 +73,8 @@ INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uin
     return nearest_integer(root - 0.5f) + (distance >> 31);
 }
 
-/* Rounds to the nearest code by thresholds, or by the roots if a value is too close to a threshold. A random draw costs
- * more than a root, so stochastic codes are always made by the roots. `stochastic` is a constant. */
+/* Rounds to the nearest code by thresholds, or by exact roots if a value is too close to a threshold. A random draw
+ * costs more than a root, so stochastic codes always come from exact roots. `stochastic` is a constant. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane, float scale,
                              bool stochastic) {
@@ -89,7 +89,7 @@ INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uin
         if (is_signed) {
             code = is_negative ? 0u - code : code;
         } else {
-            code = code == 0 ? bits_of(size) != 0 : code; /* above zero stays so */
+            code = code == 0 ? bits_of(size) != 0 : code; /* at least 1 above zero */
         }
         set_element<8>(codes, i, code & 0xffu);
     }
@@ -105,8 +105,8 @@ INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uin
     return is_coded(scale) ? codes : Words<N>{};
 }
 
-/* `largest` is the block's largest magnitude. The thread with the block's first element writes the scale, after every
- * thread has read the old one. Returns the stored values. */
+/* Writes codes and scale, and returns the stored values. `largest` is the block's largest magnitude. The thread with
+ * the block's first element writes the scale, after every thread has read the old scale. */
 template <uint32_t N>
 INSTEP_DEVICE Lane<N> write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane,
                                   uint32_t largest) {
@@ -119,7 +119,7 @@ INSTEP_DEVICE Lane<N> write_codes(const Place& place, uint32_t k, bool is_signed
     return decoded(codes, is_signed, scale);
 }
 
-/* The end of a loop over `at`. Every thread makes the same number of rounds, because each round has a barrier. */
+/* Returns the end of a loop over `at`. Each round has a barrier, so all threads make the same number of rounds. */
 template <uint32_t N>
 INSTEP_DEVICE uint32_t whole_rounds(const Place& place) {
     if (place.is_full) return place.count();

@@ -1,12 +1,12 @@
 /* The kernels that run once per pass on the GPU: they open the pass, make its decisions and publish its outcome.
  *
- * They run the functions of control.h, so the decisions have the CPU's bits. Nothing here waits. The host reads the
- * outcome from mapped memory, without copy or synchronisation. They run on one stream with the steps and norms of
- * their control block. */
+ * They run the functions of control.h, so the decisions have the CPU's bits. No kernel here waits. The host reads the
+ * outcome from mapped memory, without copy or synchronisation. These kernels run on one stream with the steps and
+ * norms of their control block. */
 #include "numeric/control.h"
 
-/* There is one block, because all threads must read the number of the settings' slot before the count of passes is
- * incremented. The ring buffer is in host memory, so the threads read it once, in parallel, and then use the copy. */
+/* All threads must read the number of the settings' slot before the count of passes grows, so there is one block. The
+ * ring buffer is in host memory. The threads read it once, in parallel, and then use the copy. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_begin(const __grid_constant__ InstepBeginArgs args) {
     if (blockIdx.x != 0) return;

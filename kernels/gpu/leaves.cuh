@@ -1,7 +1,7 @@
-/* Sums the leaves of an exact norm on the GPU, one or four per warp at a time, in the order that norm.h defines.
+/* Sums the leaves of an exact norm on the GPU, in the order of norm.h. A warp takes one or four leaves at a time.
  *
- * Lanes keep the limbs of their warp's sum in registers, so only one value per limb is added atomically at the end.
- * Integer sums have no order, so no launch shape changes a bit. Whole warps call these functions. */
+ * Lanes keep the limbs of their warp's sum in registers, so a block adds only one value per limb atomically. Integer
+ * sums have no order, so no launch shape changes a bit. Whole warps call these functions. */
 #ifndef INSTEP_GPU_LEAVES_CUH
 #define INSTEP_GPU_LEAVES_CUH
 
@@ -12,31 +12,31 @@ namespace {
 
 constexpr uint32_t LEAF_HALF = INSTEP_QUANTUM / 2; /* elements */
 
-/* Adds the other half's part of this lane's leaf. Lanes without the bit `half` sum `a`, all other lanes sum `b`. */
+/* Adds up pairs of lanes that differ in the bit `half`. Lanes without the bit sum `a`, all other lanes sum `b`. */
 INSTEP_DEVICE double halves_sum(double a, double b, uint32_t half) {
     const bool is_upper = threadIdx.x & half;
     const double kept = is_upper ? b : a, given = is_upper ? a : b;
     return kept + __shfl_xor_sync(0xffffffffu, given, half);
 }
 
-/* Adds up over groups of 2 * `half` lanes. */
+/* Returns the sum over each group of 2 * `half` lanes. */
 INSTEP_DEVICE double lanes_sum(double sum, uint32_t half) {
 #pragma unroll
     for (; half >= 1; half /= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, half);
     return sum;
 }
 
-constexpr uint32_t LEAF_LANES = 8; /* that keep a leaf's limbs, while a warp sums four leaves */
+constexpr uint32_t LEAF_LANES = 8; /* lanes that keep a leaf's limbs while a warp sums four leaves */
 constexpr uint32_t LIMBS_PER_LANE = (INSTEP_NORM_LIMBS + LEAF_LANES - 1) / LEAF_LANES;
 static_assert(LEAF_LANES >= 3, "a limb of a leaf per lane");
 
 /* The sums of a warp. */
 struct LeafSums {
-    uint64_t limb[LIMBS_PER_LANE]; /* every eighth, from lane % 8 on; each eight lanes have their own */
+    uint64_t limb[LIMBS_PER_LANE]; /* lane % 8, lane % 8 + 8 and so on, of the sum of the lane's group of eight */
     float worst;                   /* the largest magnitude of a lane's elements */
 
-    /* Adds the squares of four elements from `first` on. `a` and `b` are a lane's elements of the two halves of a
-     * leaf. */
+    /* Returns the sum of the squares of four pairs, from element `first` on. `a` and `b` are a lane's elements in
+     * the two halves of a leaf. */
     template <uint32_t N>
     INSTEP_DEVICE double of_lane(const Lane<N>& a, const Lane<N>& b, uint32_t first = 0) {
         double pair[4];
@@ -48,21 +48,21 @@ struct LeafSums {
         return lane_of(pair[0], pair[1], pair[2], pair[3]);
     }
 
-    /* Adds one leaf, which the first eight lanes keep. */
+    /* Adds one leaf. The first eight lanes keep its limbs. */
     INSTEP_DEVICE void add(double of_lane) { keep(lanes_sum(of_lane, 16), threadIdx.x % 32 < LEAF_LANES); }
 
-    /* Adds four leaves, from four sums of each lane. A lane passes three of its sums on, so each group of eight lanes
-     * ends with one leaf. With N = 4 elements, a lane has one sum of each leaf. With N = 8, lanes 0-15 have two sums of
-     * each of two leaves, ordered by leaf and then by part. The other lanes have those of the other two leaves. */
+    /* Adds four leaves, from four sums per lane. A lane passes on three sums, so a group of eight lanes ends with the
+     * sum of one leaf. With N = 4 elements, a lane has one sum of each leaf. With N = 8, lanes 0-15 have two sums of
+     * each of two leaves, ordered by leaf and then by part. The other lanes have sums of the other two leaves. */
     template <uint32_t N>
     INSTEP_DEVICE void add(const double (&of_lane)[4]) {
-        constexpr uint32_t HALF = LEAF_HALF / N / 2; /* of the lanes that share a leaf */
+        constexpr uint32_t HALF = LEAF_HALF / N / 2; /* half the lanes that share a leaf */
         const double a = halves_sum(of_lane[0], of_lane[1], HALF), b = halves_sum(of_lane[2], of_lane[3], HALF);
         const double sum = lanes_sum(halves_sum(a, b, HALF / 2), HALF / 4);
         keep(N == 4 ? sum : sum + __shfl_xor_sync(0xffffffffu, sum, HALF / 2), true);
     }
 
-    /* Adds the limbs lane, lane + 8 and so on over the whole warp. */
+    /* Adds up the limbs of the warp's four groups of eight lanes. Every group then has the sum. */
     INSTEP_DEVICE void join() {
 #pragma unroll
         for (uint32_t k = 0; k < LIMBS_PER_LANE; ++k) {
@@ -71,7 +71,7 @@ struct LeafSums {
         }
     }
 
-    /* It may be called after `join`. */
+    /* Writes the limbs; called after `join`. */
     INSTEP_DEVICE void put(uint64_t* limbs) const {
 #pragma unroll
         for (uint32_t k = 0; k < LIMBS_PER_LANE; ++k) {
@@ -83,7 +83,7 @@ struct LeafSums {
     INSTEP_DEVICE uint32_t largest_magnitude() const { return __reduce_max_sync(0xffffffffu, bits_of(worst)); }
 
   private:
-    /* Every nonzero element has a positive square. A leaf sum that is zero or not finite is therefore not added. */
+    /* Adds only positive finite sums. A sum is zero only if all elements are zeros, because no square underflows. */
     INSTEP_DEVICE void keep(double sum, bool takes) {
         const bool is_added = takes & (sum > 0.0) & (sum < double_of(0x7ff0000000000000ull));
         const LeafLimbs leaf = leaf_limbs(sum);

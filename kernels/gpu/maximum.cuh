@@ -1,7 +1,7 @@
-/* Finds the largest magnitude of each block of 256 elements. It is the scale of the 8-bit states. The two warps of the
- * block find it together.
+/* Finds the largest magnitude of each block of 256 elements, which is the scale of its 8-bit states. Two
+ * warps share a block of elements.
  *
- * Every thread calls `offer` and then `largest`, with one barrier between. */
+ * Every thread calls `offer` and then `largest`, with one barrier between the two calls. */
 #ifndef INSTEP_GPU_MAXIMUM_CUH
 #define INSTEP_GPU_MAXIMUM_CUH
 
@@ -12,7 +12,7 @@ namespace {
 /* The largest magnitude of each warp, per state. */
 using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
 
-/* Shared memory: two sets alternate, so one barrier per round is enough. A thread writes to a set again only after the
+/* Shared memory. Two sets alternate, so one barrier per round is enough. A thread writes to a set again only after the
  * next round's barrier, and every thread has read the set before that barrier. */
 struct MaximumSlots {
     Slots sets[2];

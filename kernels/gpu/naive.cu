@@ -1,8 +1,8 @@
 /* The step of a bucket, written as plainly as possible: one thread steps one element. Read it before step.cu.
  *
  * It gives the bits of step.cu; tests/host_run/naive.rs compares the two. It has no masters, 8-bit states, stochastic
- * rounding, copies or moving averages. It leaves the gradients of stepped elements unchanged, and measures no norms.
- * The library does not embed it. Each tile takes BLOCKS_PER_TILE blocks. No thread reads what another thread writes. */
+ * rounding, copies or moving averages. It keeps the gradients of stepped elements, and computes no norms. The library
+ * does not embed it. Each tile takes BLOCKS_PER_TILE blocks. No thread reads what another writes. */
 #include "numeric/control.h"
 
 namespace {
@@ -24,7 +24,7 @@ __device__ void step_element(const InstepStepArgs& args) {
     const InstepTile& tile = args.tiles[blockIdx.x / BLOCKS_PER_TILE];
     const uint32_t at = blockIdx.x % BLOCKS_PER_TILE * INSTEP_GPU_THREADS + threadIdx.x;
     InstepRecord& record = args.records[tile.record];
-    const bool measures = args.part == INSTEP_PART_MEASURE; /* the first of two launches moves only the states */
+    const bool measures = args.part == INSTEP_PART_MEASURE; /* the first of two launches updates only the states */
     const uint32_t action = record_action(args, record);
     const bool steps = action == INSTEP_ACTION_STEP && !steps_nothing(args);
     if (steps && !measures && tile.first && at == 0) record.stepped = 1; /* the next Begin counts it */
@@ -39,7 +39,7 @@ __device__ void step_element(const InstepStepArgs& args) {
     const typename Rule::Scalars s = scalars_of<Rule>(record); /* Begin has derived them from the hyperparameters */
     float p = load_element(param_of(args, tile), at, args.param_dtype), state[INSTEP_MAX_STATES] = {};
     for (uint32_t k = 0; k < args.state_count; ++k) state[k] = load_element(args.states[k], place, args.moments);
-    if constexpr (IsScaled<Rule>::value) { /* lamb.h: the second launch applies what the first has measured */
+    if constexpr (IsScaled<Rule>::value) { /* lamb.h: the second launch scales by the norms of the first */
         const InstepNorms& norms = args.norms[tile.record];
         const float scale = step_scale<Rule>(s, norm_of(norms, OF_PARAM), norm_of(norms, OF_CHANGE));
         const float change = scale * Rule::change(s, Rule::flags(s), p, state);

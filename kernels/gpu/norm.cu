@@ -1,17 +1,17 @@
 /* The norm of a bucket on the GPU. A warp takes four leaves of 256 elements at a time, or eight leaves of 16-bit
- * elements, or one leaf.
+ * elements. In partial or misaligned tiles it takes one leaf.
  *
  * The grid is limited, so that there are few atomic additions. This kernel never touches parameters and states, because
- * the arguments may have none. */
+ * the arguments may have none of them. */
 #include "numeric/control.h"
 #include "gpu/leaves.cuh"
 
 namespace {
 
-constexpr uint32_t LOADS = 8; /* of a lane in a round, 16 bytes each */
+constexpr uint32_t LOADS = 8; /* loads of a lane in a round, 16 bytes each */
 
-/* Reads a lane's elements of a leaf if the aligned words around them are inside the run. All loads come first, then all
- * shifts. */
+/* Reads a lane's elements of a leaf, if the aligned words around the elements are inside the run. All loads
+ * come first, then all shifts. */
 template <class T>
 INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, Words<4>& first, Words<4>& second) {
     const uint32_t shift = misalignment<4>(run);
@@ -43,11 +43,11 @@ INSTEP_DEVICE void add_leaf(LeafSums& sums, const Run& gradients, uint32_t start
     sums.add(sums.of_lane(gradients.values_of(first), gradients.values_of(second)));
 }
 
-/* Adds full leaves of an aligned run; `dtype` is a constant at each inlined call. A lane loads pairs, whose two parts
- * have the same place in the two halves of a leaf. */
+/* Adds full leaves of an aligned run; `dtype` is a constant at each inlined call. A lane loads pairs of parts. The two
+ * parts have the same place in the two halves of a leaf. */
 template <class T>
 INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint32_t dtype) {
-    constexpr uint32_t N = WIDEST / sizeof(T), PARTS = N / 4, LANES = LEAF_HALF / N; /* that share a leaf */
+    constexpr uint32_t N = WIDEST / sizeof(T), PARTS = N / 4, LANES = LEAF_HALF / N; /* lanes that share a leaf */
     constexpr uint32_t OF_WARP = LOADS * N * 32, OF_PAIR = 2 * N * 32, TOGETHER = 4 / PARTS;
     static_assert(INSTEP_TILE_ELEMENTS % OF_WARP == 0, "full tiles are full rounds of a warp");
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -61,7 +61,7 @@ INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint
         }
 #pragma unroll
         for (uint32_t i = 0; i < LOADS; ++i) hold_back(words[i]);
-        __syncwarp(); /* no load moves past it */
+        __syncwarp(); /* no load moves past this call */
         const Run typed = {nullptr, 0, dtype, {0, true}};
 #pragma unroll
         for (uint32_t pair = 0; pair < LOADS / 2; pair += TOGETHER) {

@@ -1,9 +1,9 @@
-/* The tile that is stepped, and the formats of its streams.
+/* The tile that is stepped, and the formats of its streams (gradients, parameters, states and others).
  *
- * A launch's arguments say which streams it has and in which formats. The general loop therefore branches in the same
- * way for all threads. In a loop for one known format these conditions are constants, so no branch, address or scalar
- * for them is left in the loop. The formats that frameworks use most have such loops. With 8-bit states, only F32 and
- * BF16 have such loops. */
+ * A launch's arguments say which streams it has and in which formats, so the general loop branches in the same way
+ * for all threads. In a loop for one known format these conditions are constants. No branch, address or scalar for
+ * them is then left in the loop. The formats that frameworks use most have such loops. With 8-bit states, only F32
+ * and BF16 have such loops. */
 #ifndef INSTEP_GPU_PLACE_CUH
 #define INSTEP_GPU_PLACE_CUH
 
@@ -13,24 +13,24 @@
 namespace {
 
 enum class Format : uint32_t {
-    ANY,           /* the arguments say */
-    F32,           /* every stream */
-    F32_SHIFTED,   /* every stream, and the gradients are misaligned */
-    BF16,          /* every stream, rounded to the nearest */
+    ANY,           /* known only from the arguments */
+    F32,           /* in every stream */
+    F32_SHIFTED,   /* in every stream, and the gradients are misaligned */
+    BF16,          /* in every stream, rounded to the nearest */
     BF16_STOCHASTIC,
     MASTER,        /* parameters and gradients in bf16, master weights and states in f32 */
     REMAINDER16,   /* the same with a remainder in place of a master */
     REMAINDER8,
 };
 
-/* The number of elements of every stream that a lane has in a round: 16 bytes if all streams have the same width. Eight
- * elements of five streams do not fit into the registers. With 8-bit codes two warps share a block, four elements per
- * lane. */
+/* The number of elements of each stream that a lane has in a round. They are 16 bytes if all streams have the same
+ * width. Eight elements of five streams do not fit into the registers. With 8-bit codes a lane has four elements,
+ * because two warps share a block. */
 template <Format FORMAT, int STATES, bool IS_CODED>
 constexpr uint32_t LANE_ELEMENTS =
     (FORMAT == Format::BF16 || FORMAT == Format::BF16_STOCHASTIC) && STATES <= 2 && !IS_CODED ? 8 : 4;
 
-/* The format of a launch whose streams are aligned. `is_coded` says that it is the kernel for 8-bit states. */
+/* Returns the format of a launch with aligned streams. `is_coded` says that the kernel is for 8-bit states. */
 INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
     if (args.copy || args.ema || args.param_dtype != args.grad_dtype) return Format::ANY;
     if (is_coded && (args.stochastic || args.master_kind != INSTEP_MASTER_NONE)) return Format::ANY;
@@ -52,10 +52,10 @@ INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
 struct Place {
     const InstepStepArgs& args;
     const TileSlot& slot;
-    /* These are constants where the struct is inlined: */
-    bool is_full;    /* every tile is full and every stream aligned; in a known format the gradients may be misaligned */
+    /* These members are constants in the code where the struct is inlined: */
+    bool is_full;    /* tiles are full and streams aligned; in a known format, gradients may be misaligned */
     Format format;
-    uint32_t states; /* how many the launch has, if the format is known */
+    uint32_t states; /* number of the launch's states, if the format is known */
 
     INSTEP_DEVICE const InstepTile& tile() const { return slot.tile(); }
     INSTEP_DEVICE const InstepRecord& record() const { return slot.record(); }
@@ -99,7 +99,7 @@ struct Place {
         return static_cast<T*>(param_of(args, tile()));
     }
 
-    /* Returns its run of a stream that has the same places as the states. */
+    /* Returns the tile's run in a stream with the offsets of the states. */
     template <class T>
     INSTEP_DEVICE T* of(void* base) const {
         return static_cast<T*>(base) + tile().state_offset;

@@ -1,13 +1,13 @@
-/* The descriptors of a warp's tiles, read before the warp needs them.
+/* Reads the descriptors of a warp's tiles before the warp needs them.
  *
- * An InstepTile describes a tile and names its record, and the record says how to step it. These are two loads, one
- * after the other, before the first element. While a warp steps one run of tiles, its lanes copy data ahead into shared
- * memory (cp.async, PTX ISA): the next run's record, and the first InstepTile after that run. Each warp has its own
- * slots, so no barrier of the block is needed. There is one slot more than needed, so no slot is written while a slow
- * lane may still read it.
+ * An InstepTile describes a tile and names its record, and the record says how to step it. Two dependent loads
+ * therefore come before the first element. While a warp steps one run of tiles, its lanes copy data ahead into
+ * shared memory (cp.async, PTX ISA): the next run's record, and the first InstepTile after that run. Each warp has
+ * its own slots, so no barrier of the block is needed. There is one slot more than needed, so no slot is written
+ * while a slow lane may still read it.
  *
- * The member `stepped` of a record is not copied, because other blocks write it meanwhile. If a launch has no table of
- * records, they are in its argument, and are stored to shared memory at once. */
+ * The member `stepped` of a record is not copied, because other blocks write it at that time. If a launch has no table
+ * of records, its argument has the records. Plain stores then put them into shared memory. */
 #ifndef INSTEP_GPU_PREFETCH_CUH
 #define INSTEP_GPU_PREFETCH_CUH
 
@@ -29,10 +29,10 @@ static_assert(sizeof(InstepStepLaunch) <= 4096, "every driver takes as many byte
 struct TileSlot {
     uint64_t words[TILE_WORDS + RECORD_WORDS];
     uint32_t count; /* elements of the run */
-    uint32_t next;  /* number of the tile after it */
-    uint32_t place; /* of this slot among those of its warp */
-    float multiplier; /* of its gradients, if a mean is left or it depends on the run */
-    RandomKey key;    /* of its parameter's next update, if rounding is stochastic */
+    uint32_t next;  /* number of the tile after the run */
+    uint32_t place; /* number of this slot among the slots of its warp */
+    float multiplier; /* of its gradients, if means are written or it differs between runs */
+    RandomKey key;    /* of its parameter's update, if rounding is stochastic */
 
     INSTEP_DEVICE const InstepTile& tile() const { return *reinterpret_cast<const InstepTile*>(words); }
     INSTEP_DEVICE const InstepRecord& record() const {
@@ -43,12 +43,12 @@ struct TileSlot {
 constexpr uint32_t SLOTS = 4;
 using TileSlots = TileSlot[SLOTS]; /* of a warp */
 
-/* The runs of a block's tiles. Full tiles of its share that follow one another in memory are one run. A block of a
- * large parameter therefore reads one descriptor and one record. A bucket has far fewer tiles than 2^32. */
+/* The runs of a block's tiles. Full tiles that are adjacent in memory are one run, so a block of a large parameter
+ * reads one descriptor and one record. A bucket has far fewer than 2^32 tiles. */
 struct TilePrefetch {
     const InstepStepArgs& args;
     const InstepGiven* given; /* null for a kernel that always has records */
-    TileSlot* slot; /* the current run's; nothing else is kept in registers */
+    TileSlot* slot; /* of the current run; nothing else is kept in registers */
 
     INSTEP_DEVICE const TileSlot& current() const { return *slot; }
 
@@ -58,7 +58,7 @@ struct TilePrefetch {
         if (word < TILE_WORDS && first() < end()) copy_word(*slot, word, &args.tiles[first()]);
     }
 
-    /* May be called after `ask`; returns whether the block has a run. */
+    /* Opens the first run, after `ask`. Returns whether the block has a run. */
     INSTEP_DEVICE bool open() const {
         const uint32_t word = threadIdx.x % 32;
         if (first() >= end()) return false;
@@ -87,7 +87,7 @@ struct TilePrefetch {
         }
     }
 
-    /* Moves to the next run; returns whether there is one. */
+    /* Moves to the next run. Returns whether there is one. */
     INSTEP_DEVICE bool advance() {
         if (current().next >= end()) return false;
         arrive();
@@ -95,13 +95,13 @@ struct TilePrefetch {
         return true;
     }
 
-    /* All lanes of a warp call this together, and every lane sees the multiplier after it. */
+    /* All lanes of a warp call this together. Afterwards every lane sees the multiplier. */
     INSTEP_DEVICE void set_multiplier(float multiplier) const {
         if (threadIdx.x % 32 == 0) slot->multiplier = multiplier;
         __syncwarp();
     }
 
-    /* All lanes of a warp call this together, and every lane sees the key after it. */
+    /* All lanes of a warp call this together. Afterwards every lane sees the key. */
     INSTEP_DEVICE void set_key(const RandomKey& key) const {
         if (threadIdx.x % 32 == 0) slot->key = key;
         __syncwarp();
@@ -110,7 +110,7 @@ struct TilePrefetch {
   private:
     INSTEP_DEVICE uint32_t share() const { return static_cast<uint32_t>(args.share); }
 
-    /* The numbers of this block's first tile, and of the next block's first tile. */
+    /* The number of this block's first tile, and that of the next block's first tile. */
     INSTEP_DEVICE uint32_t first() const { return blockIdx.x * share(); }
     INSTEP_DEVICE uint32_t end() const {
         const uint32_t tiles = static_cast<uint32_t>(args.tile_count), end = (blockIdx.x + 1) * share();
@@ -128,14 +128,14 @@ struct TilePrefetch {
         return first + (run < most ? run : most);
     }
 
-    /* It must be called before the lanes meet in `arrive`. */
+    /* Sets the run of a slot. The lanes must meet in `arrive` afterwards. */
     INSTEP_DEVICE static void set_run(TileSlot& slot, uint32_t first, uint32_t next) {
         if (threadIdx.x % 32 != 0) return;
         slot.count = slot.tile().count * (next - first);
         slot.next = next;
     }
 
-    /* Whether a lane copies a word of records. */
+    /* Returns whether the lane for this word copies a word of a record. */
     INSTEP_DEVICE static bool is_read(uint32_t word) {
         return word - TILE_WORDS < RECORD_WORDS && word - TILE_WORDS != UNREAD_WORD;
     }

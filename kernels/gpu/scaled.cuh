@@ -1,8 +1,8 @@
-/* The two launches of a rule that is scaled by norms, for one tile on a GPU; numeric/scaled.h describes these launches.
+/* On a GPU, the two launches of a rule that is scaled by norms, for one tile; numeric/scaled.h describes them.
  *
- * A thread's four elements are in one half of a leaf, so two warps share a leaf. The warps exchange halves; then one
- * sums parameters and the other sums changes. Every thread takes part in every round. The bits equal those of
- * cpu/scaled.h. */
+ * A thread's four elements are in one half of a leaf, so two warps share a leaf. The warps exchange halves.
+ * Then one sums parameters and the other sums changes. Every thread takes part in every round. The bits
+ * equal those of cpu/scaled.h. */
 #ifndef INSTEP_GPU_SCALED_CUH
 #define INSTEP_GPU_SCALED_CUH
 
@@ -14,14 +14,14 @@
 
 namespace {
 
-/* Shared memory: two sets alternate, as in BlockMaximum. */
+/* Shared memory. Two sets alternate, for the reason given at MaximumSlots. */
 struct Exchange {
     float4 of_lane[2][WARPS][32];
     uint64_t limbs[WARPS][INSTEP_NORM_LIMBS];
     double norms[2][2];
 };
 
-/* The scale of the last parameter that a block applied. The block's next tile usually belongs to the same parameter. */
+/* The scale of the last parameter that a block stepped. The block's next tile usually belongs to the same parameter. */
 struct LastScale {
     uint32_t record;
     float scale;
@@ -32,7 +32,7 @@ constexpr LastScale NO_SCALE = {0xffffffffu, 0.0f};
 /* The values that a block keeps from tile to tile. */
 struct SharedByTile {
     BlockMaximum maximum;
-    Exchange* exchange; /* of a scaled rule */
+    Exchange* exchange; /* null unless norms scale the rule */
     LastScale last;
 };
 
@@ -44,7 +44,7 @@ struct ScaledTile {
     INSTEP_DEVICE InstepNorms& norms() const { return place.args.norms[place.tile().record]; }
 };
 
-/* `states` are the stored values afterwards. */
+/* Stores the states. Afterwards `states` has the stored values. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, BlockMaximum& maximum) {
 #pragma unroll
@@ -69,7 +69,7 @@ INSTEP_DEVICE float change_at(const typename Rule::Scalars& s, uint32_t flags, u
     return Rule::change(s, flags, p.x[i], state);
 }
 
-/* The whole block calls this. It sums the limbs of its warps and adds the totals. */
+/* The whole block calls this. It sums the limbs of its warps and adds the totals to the norms. */
 INSTEP_DEVICE void add_sums(LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     sums.join();
@@ -91,16 +91,16 @@ template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
     const Place& place = tile.place;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
+    const bool sums_changes = warp % 2 == OF_CHANGE; /* and its elements are in the second half of the leaf */
     LeafSums sums = {};
     float worst = 0.0f;
-    if (place.count() == 0) return 0; /* otherwise the last tile's limbs would be overwritten while they are read */
+    if (place.count() == 0) return 0; /* other warps may still read the last tile's limbs */
 #pragma unroll 1
     for (uint32_t at = 4 * threadIdx.x; at < whole_rounds<4>(place); at += PER_ROUND<4>) {
         StoredWeights<4> stored = tile.weights.load_at<4>(at);
         Words<4> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words<4> gradients = load_gradients<4>(place, at); /* last: to shift misaligned gradients waits for them */
+        Words<4> gradients = load_gradients<4>(place, at); /* last: shifting misaligned gradients waits for loads */
         hold_back(stored, words, &gradients);
         const Four p = tile.weights.values_of(stored);
         Four states[INSTEP_MAX_STATES] = {}, change = {};
@@ -129,7 +129,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
         __syncthreads();
         const float4 got = of_lane[warp ^ 1][lane];
-        sums.add(sums.of_lane(kept, Four{{got.x, got.y, got.z, got.w}})); /* in either order: a pair is a sum of two */
+        sums.add(sums.of_lane(kept, Four{{got.x, got.y, got.z, got.w}})); /* a pair has the same sum in either order */
         tile.shared.maximum.turn ^= 1;
     }
     add_sums(sums, *tile.shared.exchange, tile.norms());

@@ -1,7 +1,7 @@
 /* The GPU's loop around the shared rules. Each optimizer has two kernels, one for 8-bit states and one for all others.
- * A bucket takes one launch, which neighbouring buckets may share.
+ * A launch steps one bucket, or several neighbouring buckets.
  *
- * Blocks have equal shares of consecutive tiles; each lane loads four or eight elements of every stream at a time. A
+ * Blocks have equal shares of consecutive tiles. Each lane loads four or eight elements of every stream at a time. A
  * run of full aligned tiles in a known format (place.cuh) has a loop without branches on formats. For all other runs
  * the loop branches on arguments for dtypes and options. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
@@ -32,7 +32,7 @@ struct Common {
     INSTEP_DEVICE float multiplier_of(const TileSlot& run) const { return has_multiplier ? multiplier : run.multiplier; }
 };
 
-/* The data that a kernel's threads share. */
+/* The shared memory of a block. */
 template <class Rule, bool CODED>
 struct Shared {
     struct OfWarp {
@@ -43,7 +43,7 @@ struct Shared {
     Optional<IsScaled<Rule>::value, Exchange> exchange;
 };
 
-/* Whether all streams with the places of the states begin at aligned addresses. */
+/* Returns whether all streams with the offsets of the states begin at aligned addresses. */
 INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
     uintptr_t bits = reinterpret_cast<uintptr_t>(args.master) | reinterpret_cast<uintptr_t>(args.copy) |
                      reinterpret_cast<uintptr_t>(args.ema);
@@ -59,7 +59,7 @@ INSTEP_DEVICE Common common_of(const InstepStepArgs& args, const InstepGiven& gi
     return {steps_nothing(args), has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
 }
 
-/* Whether a tile is full, and all its streams except the gradients are aligned to the widest access of any format. */
+/* Returns whether a tile is full, and all its streams except gradients are aligned to the widest access. */
 INSTEP_DEVICE bool is_full(const InstepStepArgs& args, const InstepTile& tile) {
     return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % WIDEST == 0 &&
            Extent::is_aligned(param_of(args, tile), WIDEST);
@@ -71,7 +71,7 @@ INSTEP_DEVICE uint32_t step_as(const Place& place, float multiplier, BlockMaximu
     if constexpr (CODED || Rule::STATES > 2 || N > 4) { /* too many values for the registers */
         return step_tile<Rule, CODED, N>({place.args, place.slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
     }
-    const TileSlot slot = place.slot; /* in registers */
+    const TileSlot slot = place.slot; /* a copy in registers */
     return step_tile<Rule, CODED, N>({place.args, slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
 }
 
@@ -107,7 +107,7 @@ struct Known {
     static constexpr int LAST = CODED ? (FIRST > MOST_KNOWN_STATES ? 0 : FIRST) : FIRST > TO_TWO ? FIRST : TO_TWO;
 };
 
-/* Calls the loop for the launch's number of states, if that is from STATES to LAST. */
+/* Calls the loop for the launch's number of states, if this number is from STATES to LAST. */
 template <template <int> class Rule, int STATES, int LAST, bool CODED>
 INSTEP_DEVICE bool step_if_known(const Place& place, Format format, float multiplier, BlockMaximum& maximum,
                                  uint32_t* nonfinite) {
@@ -121,7 +121,7 @@ INSTEP_DEVICE bool step_if_known(const Place& place, Format format, float multip
     return false;
 }
 
-/* The part of the step that a run of a scaled rule does in this launch. */
+/* Does this launch's part of the step of a scaled rule, for one run. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& common) {
     const InstepStepArgs& args = tile.place.args;
@@ -133,7 +133,7 @@ INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& co
     return measure_tile<Rule, CODED>(tile, multiplier);
 }
 
-/* Steps any run. `Rule` has the largest number of states that it can have. */
+/* Steps any run. Rule<MOST> has the largest number of states of the rule. */
 template <template <int> class Rule, int FEWEST, int MOST, bool CODED>
 INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, SharedByTile& shared) {
     const bool has_aligned_gradients = place.gradients().is_aligned();
@@ -160,7 +160,7 @@ INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, S
     }
 }
 
-/* The multiplier of a run that is averaged, or whose launch does not know the multiplier. */
+/* Returns the multiplier of a run, for means or if the launch has no common multiplier. */
 INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepGiven& given, const InstepRecord& record,
                                   uint32_t action) {
     if (args.records) return gradient_multiplier(args, record, action);
@@ -179,7 +179,7 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
     runs.ask();
     if (threadIdx.x % 32 == 0) common = common_of(args, given, CODED);
 #pragma unroll 1
-    for (bool has_run = runs.open(); has_run; has_run = runs.advance()) { /* the warp has met */
+    for (bool has_run = runs.open(); has_run; has_run = runs.advance()) { /* all lanes of the warp are here */
         runs.look_ahead();
         const Place place = {args, runs.current(), false, Format::ANY, 0};
         const uint32_t action = record_action(args, place.record());
@@ -201,18 +201,18 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
             if (args.gradients == INSTEP_GRADIENTS_ZERO && is_last) zero_tile(place);
             /* If a step has two launches, the one that reads the sums writes the means. */
             if (args.gradients != INSTEP_GRADIENTS_AVERAGE || args.part == INSTEP_PART_APPLY) continue;
-            __syncthreads(); /* all reads of the tile are made, by this block alone */
+            __syncthreads(); /* all reads of the tile are made; only this block reads it */
         } else if (action != INSTEP_ACTION_AVERAGE || !is_last) {
             continue;
         }
-        average_tile(place, place.slot.multiplier); /* from shared memory: no register holds it meanwhile */
+        average_tile(place, place.slot.multiplier); /* in shared memory, so the step needs no register for it */
     }
 }
 
 }  // namespace
 
-/* Shared memory is declared in a kernel, not in a template. g++ treats it as static. It would place a template's memory
- * among other statics, and host-run-lane.py would neither overwrite nor watch it. */
+/* Shared memory is declared in a kernel, not in a template. g++ treats it as static, and would place a template's
+ * memory among other statics. host-run-lane.py could then neither overwrite nor watch it. */
 #define OPTIMIZER(name, Rule, min_states, max_states)                              \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)            \
         instep_step_##name(const __grid_constant__ InstepStepLaunch launch) {      \

@@ -1,8 +1,8 @@
 /* Reads and writes the streams of a step on a GPU: the elements of one lane at a time, in every format.
  *
- * If storing loses bits, the stored value also replaces the value in registers, so that copies and averages use the
- * stored value. Formats are branches on arguments, which are the same for all threads. The bits equal those of
- * cpu/streams.h. */
+ * If storing loses bits, the stored value also replaces the value in registers. Copies and averages then use the
+ * stored value. The code branches on the formats in the arguments, so all threads branch in the same way. The bits
+ * equal those of cpu/streams.h. */
 #ifndef INSTEP_GPU_STREAMS_CUH
 #define INSTEP_GPU_STREAMS_CUH
 
@@ -21,14 +21,14 @@ INSTEP_DEVICE Words<N> narrowed_stochastically(const Place& place, uint32_t at, 
     return words;
 }
 
-/* Stored parameters with their master weights: the parameters, and the rest of each split master. An f32 master has
- * both parts. */
+/* Stored parameters with their master weights. `params` has the parameters, or f32 masters. `rest` has the remainders,
+ * if the parameters have remainders. */
 template <uint32_t N>
 struct StoredWeights {
     Words<N> params, rest;
 };
 
-/* The parameters, with their master weights. */
+/* Loads and stores the parameters with their master weights. */
 struct Weights {
     const Place& place;
 
@@ -69,7 +69,7 @@ struct Weights {
         return lane;
     }
 
-    /* Returns the parameters in 16 bits, if they are stored so; `lane` becomes the stored values. */
+    /* Stores the parameters, and returns those of 16 bits as words. `lane` becomes the stored values. */
     template <uint32_t N>
     INSTEP_DEVICE Words<N> write(uint32_t at, Lane<N>& lane) const {
         const InstepStepArgs& args = place.args;
@@ -86,8 +86,8 @@ struct Weights {
             params = place.is_stochastic() ? narrowed_stochastically(place, at, PARAM_STREAM, lane)
                                      : narrowed(lane, place.param_dtype());
             lane = widened(params, place.param_dtype());
-            /* Widening an f16 NaN gives a payload that differs between machines, and an f32 copy would store this
-             * payload. */
+            /* Machines widen an f16 NaN to different payloads, and an f32 copy
+             * would store such a payload. */
 #pragma unroll
             for (uint32_t i = 0; i < N; ++i) lane.x[i] = canonical(lane.x[i]);
         } else {
@@ -138,7 +138,7 @@ INSTEP_DEVICE Lane<N> state_values(const Place& place, const Words<N>& words) {
     return place.moments() == INSTEP_MOMENTS_F32 ? as_floats(words) : widened(words, INSTEP_DTYPE_BF16);
 }
 
-/* Returns the stored values. */
+/* Stores a state, and returns the stored values. */
 template <uint32_t N>
 INSTEP_DEVICE Lane<N> write_state(const Place& place, uint32_t k, uint32_t at, const Lane<N>& lane) {
     const InstepStepArgs& args = place.args;
@@ -152,14 +152,14 @@ INSTEP_DEVICE Lane<N> write_state(const Place& place, uint32_t k, uint32_t at, c
     return widened(words, INSTEP_DTYPE_BF16);
 }
 
-/* If the gradients are misaligned, it waits for its loads, so a round calls it last. */
+/* If the gradients are misaligned, this function waits for its loads, so a round calls it last. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> load_gradients(const Place& place, uint32_t at) {
     const Run run = place.gradients();
     return run.shifted(run.load_shifted_at<N>(at));
 }
 
-/* Every state of a lane, as stored; states that the run does not keep stay zero. */
+/* Loads every state of a lane as stored words. States that the launch does not have stay zero. */
 template <class Rule, bool CODED, uint32_t N>
 INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words<N>* words) {
 #pragma unroll
@@ -169,7 +169,7 @@ INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words<N>* words)
     }
 }
 
-/* All words of a round; `gradients` is set only if the round reads gradients. */
+/* Marks the end of the loads of a round. `gradients` is null if the round reads no gradients. */
 template <uint32_t N>
 INSTEP_DEVICE void hold_back(StoredWeights<N>& stored, Words<N> (&states)[INSTEP_MAX_STATES], Words<N>* gradients) {
     hold_back(stored.params);
@@ -205,7 +205,7 @@ INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Lane<N>& la
 template <uint32_t N>
 INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Lane<N>& lane) {
     const InstepStepArgs& args = place.args;
-    /* A parameter whose record is in the argument has only one optimizer. */
+    /* If records are in the argument, each parameter has only one optimizer. */
     const uint64_t steps = args.records ? args.records[place.tile().first_record].steps : place.record().steps;
     const bool is_first = steps == 0;
     float* const ema = place.of<float>(args.ema);

@@ -1,7 +1,7 @@
 /* The element loops of a run of tiles: step, average, zero.
  *
- * Every load of a round comes before the first wait for one, except the load of the moving average. The loop is inlined
- * once for any run, once for full aligned runs, and once per known format and number of states (place.cuh). The bits
+ * A round issues all its loads, except that of the moving average, before it waits for one. The loop is inlined once
+ * for any run, once for full aligned runs, and once per known format and number of states (place.cuh). The bits
  * equal those of cpu/step.h. */
 #ifndef INSTEP_GPU_TILE_CUH
 #define INSTEP_GPU_TILE_CUH
@@ -11,8 +11,8 @@
 
 namespace {
 
-/* A state that this run does not keep reads as zero and is never written, and a rule's scalars leave it out. CODED
- * states need every thread in every round, for the barrier. */
+/* A state that the launch does not have reads as zero and is never written, and the rule's scalars exclude it. With
+ * CODED states every thread takes part in every round, because each round has a barrier. */
 template <class Rule, bool CODED, uint32_t N = 4>
 INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaximum& maximum) {
     static_assert(!CODED || N == 4, "a block of codes is two warps'");
@@ -20,18 +20,18 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
     float worst = 0.0f;
 #pragma unroll 1
     for (uint32_t at = N * threadIdx.x; at < (CODED ? whole_rounds<N>(place) : place.count()); at += PER_ROUND<N>) {
-        /* Issues every load of the round before the first conversion waits for one. */
+        /* All loads of the round are issued before the first conversion waits for one. */
         StoredWeights<N> stored = weights.load_at<N>(at);
         Words<N> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words<N> sums = load_gradients<N>(place, at); /* last: to shift misaligned gradients waits for them */
+        Words<N> sums = load_gradients<N>(place, at); /* last: shifting misaligned gradients waits for loads */
         hold_back(stored, words, &sums);
-        if (CODED || N > 4) __syncwarp(); /* no load moves past it; every lane is in every round */
+        if (CODED || N > 4) __syncwarp(); /* no load moves past this call; every lane is in every round */
         Lane<N> p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
         state_values<Rule, CODED>(place, words, states);
         const Lane<N> sum = place.gradients().values_of(sums);
-        /* The scalars are read from shared memory in each round, to save registers; for a known tile they are read
-         * once. */
+        /* The scalars are read from shared memory in each round, to save registers. For a known
+         * format they are read once. */
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
@@ -44,7 +44,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
             for (int k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
 #pragma unroll
-        for (int k = 0; k < Rule::STATES; ++k) { /* first: a stored value needs no register any more */
+        for (int k = 0; k < Rule::STATES; ++k) { /* before the parameters: this frees registers */
             if (CODED) {
                 maximum.offer(k, largest_magnitude(place, at, states[k]));
             } else if (static_cast<uint32_t>(k) < place.state_count()) {
@@ -77,7 +77,7 @@ INSTEP_DEVICE void average_tile(const Place& place, float multiplier) {
     }
 }
 
-/* Runs after all reads of the tile, which only this block makes. */
+/* Runs after all reads of the tile. Only this block reads the tile. */
 INSTEP_DEVICE void zero_tile(const Place& place) {
     __syncthreads();
 #pragma unroll 1

@@ -1,12 +1,12 @@
-/* Loads and stores of a lane's consecutive elements of a stream: wide accesses if the elements are aligned and
- * complete.
+/* Loads and stores of a lane's consecutive elements of a stream. Accesses are wide if the
+ * elements are aligned and complete.
  *
  * Loads return the stored words, so that a round can issue all its loads before it waits for the first. A conversion
  * next to its load would wait at once. A lane has four elements, or eight (16 bytes) if every stream has 16-bit
- * elements. Elements that are misaligned or cut off by the end of their run are accessed one by one. Gradients are the
- * exception: a foreign bucket may start at any element, so the whole aligned words around them are read and shifted. No
- * access touches a byte outside the run [run, run + count), because another thread may write the neighbouring elements
- * at that time. This holds even for an aligned word that cannot fault. */
+ * elements. Misaligned elements, and elements at the end of their run, are accessed one by one. Gradients are an
+ * exception. The caller's buckets may start at any element, so the whole aligned words around the elements are read and
+ * shifted. No access touches a byte outside the run [run, run + count), because another thread may write the
+ * neighbouring elements at that time. This also rules out aligned words that cannot fault. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-/* Elements of a block while each thread has N. */
+/* Number of elements per round of a thread block, with N elements per thread. */
 template <uint32_t N>
 constexpr uint32_t PER_ROUND = N * INSTEP_GPU_THREADS;
 
@@ -49,11 +49,11 @@ INSTEP_DEVICE void set_element(Words<N>& words, uint32_t i, uint32_t element) {
 
 constexpr uint32_t WIDEST = 16; /* bytes of an access */
 
-/* Describes each access to N elements. */
+/* The size in bytes of each access to N elements. */
 template <uint32_t N, class T>
 constexpr uint32_t ACCESS_BYTES = N * sizeof(T) < WIDEST ? N * sizeof(T) : WIDEST;
 
-/* Returns the larger of two magnitudes; NaN if either value is NaN. */
+/* Returns the larger of two magnitudes, or NaN if one of them is NaN. */
 INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
 #if defined(__CUDA_ARCH__)
     float larger;
@@ -66,12 +66,12 @@ INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
 }
 
 /* The extent of a run. `is_full` says that its tiles are full and every stream is aligned. It is a constant at each
- * inlined call, so the loop of such a tile has no tests. */
+ * inlined call, so the loop over full tiles has no bounds checks. */
 struct Extent {
     uint32_t count;
     bool is_full;
 
-    /* Whether elements at..at+N can be accessed at once, in this number of bytes. */
+    /* Returns whether elements at..at+N can be accessed at once, with this number of bytes per access. */
     template <uint32_t N>
     INSTEP_DEVICE bool has_whole(const void* first, uint32_t bytes, uint32_t at) const {
         return is_full || (is_aligned(first, bytes) && at + N <= count);
@@ -101,7 +101,7 @@ INSTEP_DEVICE Words<N> words_at(const T* first) {
     return words;
 }
 
-/* Marks the end of a round's loads. The compiler moves no conversion of these words before the mark, where the
+/* Marks the end of a round's loads. The compiler cannot move a conversion of these words before the mark, where the
  * conversion would wait between loads. */
 template <uint32_t N>
 INSTEP_DEVICE void hold_back(Words<N>& words) {
@@ -113,7 +113,7 @@ INSTEP_DEVICE void hold_back(Words<N>& words) {
 #endif
 }
 
-/* Wide stores are written explicitly for a GPU. Its compiler otherwise merges them with nearby stores of single
+/* A GPU's code writes wide stores explicitly. Otherwise the compiler merges them with nearby stores of single
  * elements, and then splits them. */
 INSTEP_DEVICE void put_word(uint4* to, uint4 word) {
 #if defined(__CUDA_ARCH__)
@@ -195,7 +195,7 @@ INSTEP_DEVICE Words<N> as_words(const Lane<N>& lane) {
     return words;
 }
 
-/* Loads a 16-bit dtype. */
+/* Converts elements of a 16-bit dtype to f32. */
 template <uint32_t N>
 INSTEP_DEVICE Lane<N> widened(const Words<N>& words, uint32_t dtype) {
     Lane<N> lane;
@@ -218,14 +218,14 @@ INSTEP_DEVICE uint32_t misalignment(const T* run) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(run) / sizeof(T) % N);
 }
 
-/* N elements and, if they are misaligned, the aligned N after them; the first element is number `shift` of both. */
+/* N elements from number `shift` on, in two adjacent groups of N. If `shift` is 0, `high` is not used. */
 template <uint32_t N>
 struct ShiftedWords {
     Words<N> low, high;
     uint32_t shift;
 };
 
-/* Like `load`, but reads two aligned groups if both lie inside the run; `at` is a multiple of N. */
+/* Like `load`, but reads two aligned groups if both lie inside the run. `at` is a multiple of N. */
 template <uint32_t N, class T>
 INSTEP_DEVICE ShiftedWords<N> load_shifted(const T* run, uint32_t at, Extent extent) {
     const uint32_t shift = extent.is_full ? 0 : misalignment<N>(run);
@@ -234,7 +234,7 @@ INSTEP_DEVICE ShiftedWords<N> load_shifted(const T* run, uint32_t at, Extent ext
     return {words_at<N>(first), words_at<N>(first + N), shift};
 }
 
-/* Returns the elements of type T from `shift` on. */
+/* Returns the N elements of type T from `shift` on. */
 template <class T, uint32_t N>
 INSTEP_DEVICE Words<N> shifted(const ShiftedWords<N>& both) {
     constexpr uint32_t PER_WORD = 4 / sizeof(T), COUNT = N / PER_WORD;
@@ -242,21 +242,21 @@ INSTEP_DEVICE Words<N> shifted(const ShiftedWords<N>& both) {
 #pragma unroll
     for (uint32_t i = 0; i < 2 * COUNT; ++i) word[i] = i < COUNT ? both.low.word[i] : both.high.word[i - COUNT];
 #pragma unroll
-    for (uint32_t by = COUNT / 2; by >= 1; by /= 2) { /* without a branch: a load would move past it */
+    for (uint32_t by = COUNT / 2; by >= 1; by /= 2) { /* no branch, because loads would move past it */
 #pragma unroll
         for (uint32_t i = 0; i < 2 * COUNT - by; ++i) word[i] = both.shift & by * PER_WORD ? word[i + by] : word[i];
     }
     Words<N> words = {};
 #pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) { /* after an odd shift of halves the first is the upper half of its word */
+    for (uint32_t i = 0; i < COUNT; ++i) { /* after an odd shift, the first 16 bits are an upper half */
         const bool is_odd = PER_WORD == 2 && both.shift & 1;
         words.word[i] = is_odd ? word[i] >> 16 | word[i + 1] << 16 : word[i];
     }
     return words;
 }
 
-/* A run of a stream whose dtype is an argument. Only gradients are read this way, because only they may be foreign
- * memory. */
+/* A run of a stream, with a dtype that is known only at run time. Gradients, copies
+ * and casts use this struct. */
 struct Run {
     void* base;
     uint64_t offset; /* elements */
@@ -278,7 +278,7 @@ struct Run {
 
     INSTEP_DEVICE Four read(uint32_t at) const { return values_of(load_at<4>(at)); }
 
-    /* No thread may write to the run at that time, because the words also have elements of other lanes. */
+    /* No thread may write to the run during this load, because the words also have elements of other lanes. */
     template <uint32_t N>
     INSTEP_DEVICE ShiftedWords<N> load_shifted_at(uint32_t at) const {
         return is_f32() ? load_shifted<N>(floats(), at, extent) : load_shifted<N>(halves(), at, extent);

@@ -1,4 +1,4 @@
-/* Makes the decisions of a pass where the gradients are: scalars, gradient multiplier, clip, skip.
+/* Makes the decisions of a pass on the device that has the gradients: scalars, multiplier, clip and skip.
  *
  * All arithmetic is f64, and each result is rounded once. Nothing here depends on threads or launch shape, so the GPU's
  * control kernels compile the same code. */
@@ -41,20 +41,20 @@ INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contri
     return ranks > 0.0f ? static_cast<double>(ranks) : 1.0;
 }
 
-/* Computes the coefficient as torch.nn.utils.clip_grad_norm_ does. */
+/* Computes the clip coefficient by the formula of torch.nn.utils.clip_grad_norm_. */
 INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     const double clip = max_norm / (norm + 1e-6);
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
-/* Returns the factor in the loss: that of another program, a constant, or the result of the last Decide. */
+/* Returns the loss scale: another program's scale, a constant, or the result of the last Decide. */
 INSTEP_INLINE double loss_scale_of(const InstepBeginArgs& args, const InstepControl& control) {
     if (args.grad_scale) return static_cast<double>(*args.grad_scale);
     return args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control.next_loss_scale);
 }
 
-/* Opens a pass in one control block. It makes only the decisions that depend on the previous pass, and empties the
- * accumulators. A dynamic loss scale is equal in every block of the pass. */
+/* Opens a pass in one control block. It makes only the decisions that depend on the previous pass, and zeroes the
+ * accumulators. Every block gets the dynamic loss scale of the pass's own block. */
 INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
     const double loss_scale = loss_scale_of(args, *args.control);
@@ -74,8 +74,8 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->decided = 0;
 }
 
-/* A record holds the scalars of its own rule as bytes: only the rule's header knows their meaning. A GPU's compiler
- * would copy them one byte at a time. */
+/* A record holds the scalars of its rule as bytes, because only the rule's header knows their meaning. A GPU's compiler
+ * would turn memcpy into copies of single bytes, so the GPU's code casts. */
 template <class Rule>
 INSTEP_INLINE typename Rule::Scalars scalars_of(const InstepRecord& record) {
 #if defined(__CUDA_ARCH__)
@@ -96,8 +96,8 @@ INSTEP_INLINE void set_scalars(InstepRecord* record, const typename Rule::Scalar
 #endif
 }
 
-/* Derives the scalars of a record's next update. If the rule carries a number, `prepare` also reads that number and
- * sets its next value; the other rules need no such argument. */
+/* Derives the scalars of a record's next update. If the rule carries a number, its `prepare` also reads that number and
+ * sets its next value. `prepare` of other rules has no such argument. */
 template <class Rule, class Hyper>
 INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, int)
     -> decltype(Rule::prepare(hyper, record->steps + 1, record->carried)) {
@@ -110,7 +110,7 @@ INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, long)
     return Rule::prepare(hyper, record->steps + 1);
 }
 
-/* Counts the update of the last pass, if it happened, and opens a record for the next one. */
+/* Counts the update of the last pass, if there was one, and prepares a record for the new pass. */
 INSTEP_INLINE void open_record(const InstepBeginArgs& args, uint64_t index) {
     InstepRecord* const record = &args.records[index];
     record->steps += record->stepped;
@@ -118,7 +118,7 @@ INSTEP_INLINE void open_record(const InstepBeginArgs& args, uint64_t index) {
     record->stepped = 0;
     record->action = args.actions[index];
     if (args.norms) empty(&args.norms[index]);
-    /* This is the default; all segments of a bucket write the same 1 to its count. */
+    /* By default this rank has every gradient. All segments of a bucket write 1 to its count. */
     if (record->tail) count_this_rank(record->tail, record->grad_dtype);
     if (record->contributors) count_this_rank(record->contributors, record->grad_dtype);
 }
@@ -127,7 +127,7 @@ INSTEP_INLINE void open_record(const InstepBeginArgs& args, uint64_t index) {
 INSTEP_INLINE void derive_scalars(const InstepBeginArgs& args, uint64_t index) {
     InstepRecord* const record = &args.records[index];
     InstepHyper hyper = args.hypers[record->hyper];
-    hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
+    hyper.words[0] *= args.lr_multipliers[index]; /* the first word is lr in every rule */
     switch (record->optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                                   \
     case INSTEP_OPTIMIZER_##name:                                                                       \
@@ -147,8 +147,8 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
     derive_scalars(args, index);
 }
 
-/* A GPU's compiler recognises device memory only by a base among the kernel's arguments. It would access an address
- * from a table as if it might be shared or local memory. */
+/* A GPU's compiler recognises global memory only if the base address is an argument of the kernel. For an address from
+ * a table, it would emit generic accesses, which allow for shared and local memory. */
 INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile) {
 #if defined(__CUDA_ARCH__)
     return static_cast<char*>(args.param_base) + tile.param;
@@ -157,8 +157,8 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 #endif
 }
 
-/* Returns the action on a segment, after its bucket has been reduced. If no rank used the segment, it stays as it
- * is. */
+/* Returns the action on a segment, after its bucket has been reduced. A segment that no
+ * rank used does not change. */
 INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
     if ((record.tail | record.contributors) == 0) return record.action;
@@ -171,13 +171,13 @@ INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& 
     return divisor_of(*args.control, reinterpret_cast<const void*>(record.contributors), args.grad_dtype);
 }
 
-/* Whether the multiplier of a launch's gradients is known without the bucket's own count of ranks. */
+/* Returns whether a launch knows its gradients' multiplier without the bucket's own count of ranks. */
 INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
     const InstepControl& control = *args.control;
-    return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* no load waits for another */
+    return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* `|`: no load waits for another */
 }
 
-/* Returns the factor of a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or it comes
+/* Returns the factor of a reduced gradient that is stepped or averaged. Begin or Decide has computed it, or it follows
  * from the bucket's own count of ranks. An averaged gradient has neither loss scale nor clip. */
 INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const InstepRecord& record, uint32_t action) {
     const InstepControl& control = *args.control;
@@ -190,19 +190,19 @@ INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const Instep
     return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
-/* Whether a sum of this magnitude in the tile's bucket has a mean that is infinite or NaN. This is the mean that the
- * step would use, without a clip that is decided later. */
+/* Returns whether a sum of this magnitude has a mean that is infinite or NaN. The mean is that of the step in the
+ * tile's bucket, without a clip that is decided later. */
 INSTEP_INLINE bool has_nonfinite_mean(const InstepStepArgs& args, const InstepTile& tile, uint32_t magnitude) {
     return is_nonfinite(float_of(magnitude) * gradient_multiplier(args, args.records[tile.record], INSTEP_ACTION_STEP));
 }
 
-/* Whether a launch leaves parameters and states as they are. */
+/* Returns whether a launch changes no parameter and no state. */
 INSTEP_INLINE bool steps_nothing(const InstepStepArgs& args) {
     return (args.control->skip != 0) | (args.part == INSTEP_PART_END);
 }
 
-/* Decides the action of the user's own code on a segment before that code runs, because it cannot read skip flag and
- * tail. */
+/* Decides the action of the user's own code on a segment. It runs before that code, because the code cannot read the
+ * skip flag and the tail block. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
     InstepRecord& record = args.records[tile.record];
@@ -212,9 +212,9 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (steps) record.stepped = 1;
 }
 
-/* The loss scale of the next pass, as in torch.amp.GradScaler. It is smaller after a skipped pass, and larger after a
- * number of passes in a row without a skip. If f32 gradients could not be divided by the new scale, the current one
- * stays. */
+/* Sets the loss scale of the next pass, like torch.amp.GradScaler. The scale falls after a skipped pass, and rises
+ * after a number of passes in a row without a skip. If f32 gradients could not be divided by the new scale, the current
+ * scale stays. */
 INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     double factor = 1.0;
@@ -231,8 +231,8 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
 }
 
-/* Computes the norm of one clip set's averaged gradients, and its clip coefficient. Returns whether one of its means is
- * not finite, as its step would see it. A finite sum may overflow when a small loss scale is divided out. */
+/* Computes the norm of one clip set's averaged gradients, and its clip coefficient. Returns whether a mean that the
+ * step would use is infinite or NaN. Dividing a finite sum by a small loss scale may overflow. */
 INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* control, double max_norm) {
     const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
     const double multiplier = 1.0 / (ranks * control->loss_scale);
@@ -242,39 +242,39 @@ INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* contr
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     control->decided = 1;
     const bool overflows = is_nonfinite(float_of(worst) * control->multiplier);
-    /* The norm named a bucket whose mean overflows, and the clip has made the mean finite. Steps come after such a
-     * decision. */
+    /* The norm has named a bucket with a mean that overflows, but the clip makes this mean finite. The steps run after
+     * this decision, so no step has named a bucket yet. */
     if (max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     return overflows;
 }
 
-/* Decides norms, clip coefficients, whether to skip, and the consequences for the next pass. If one clip set skips, all
- * sets skip. Without skip_nonfinite a non-finite norm clips its set as IEEE says: infinity to 0, NaN to NaN. */
+/* Decides norms, clip coefficients, a skip, and the state for the next pass. If one clip set skips, all sets skip.
+ * Without skip_nonfinite, IEEE arithmetic clips: an infinite norm gives the coefficient 0, and NaN gives NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     bool overflows = false;
     for (uint64_t k = 0; k <= args.set_count; ++k) {
         InstepControl* const set = k == 0 ? control : &args.set_controls[k - 1];
         overflows |= decide_set(args, set, k == 0 ? args.max_norm : set->max_norm);
-        /* The status describes the whole pass. */
+        /* The status names the first non-finite bucket of the whole pass. */
         if (set->first_nonfinite_bucket < control->first_nonfinite_bucket) {
             control->first_nonfinite_bucket = set->first_nonfinite_bucket;
         }
     }
     const bool spoils = args.skip_nonfinite && overflows;
     const bool forbidden = args.found_inf && *args.found_inf != 0.0f;
-    control->skip |= spoils | forbidden; /* Begin has set it where a flag that only forbids is not 0 */
+    control->skip |= spoils | forbidden; /* Begin has already set it if another program forbids the pass */
     if (control->skip) control->clip = 1.0;
     for (uint64_t k = 0; k < args.set_count; ++k) {
         args.set_controls[k].skip = control->skip;
         if (control->skip) args.set_controls[k].clip = 1.0;
     }
     if (args.found_inf) *args.found_inf = control->skip ? 1.0f : 0.0f;
-    /* Decisions follow each other, so no other thread writes there. */
+    /* Decisions run one after another, so no other thread writes there. */
     if (args.pass_control && overflows && args.bucket < args.pass_control->first_nonfinite_bucket) {
         args.pass_control->first_nonfinite_bucket = args.bucket;
     }
-    if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* nothing was learnt */
+    if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* no rank had data */
     if (control->max_abs_bits < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
     if (args.growth_interval != 0) adapt_loss_scale(args);
 }

@@ -1,7 +1,7 @@
 /* The size of an element of each dtype, and its conversion from and to f32.
  *
- * This file depends on math.h. Each switch lists every dtype and has no default, so the compiler reports a dtype that a
- * switch lacks (-Werror=switch). */
+ * Each switch lists every dtype and has no default, so the compiler reports a dtype that a switch lacks
+ * (-Werror=switch). This file depends on math.h. */
 #ifndef INSTEP_NUMERIC_DTYPE_H
 #define INSTEP_NUMERIC_DTYPE_H
 

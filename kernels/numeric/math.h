@@ -1,9 +1,9 @@
 /* The arithmetic that every rule may use, written so that each compiler gives the same bits.
  *
- * The rules may use + - x / and square root, comparisons and integer operations. They never use libm beyond sqrt, nor
- * fma, fmin or fmax, nor a float reduction in a loop, because these are rounded or ordered differently from one machine
- * to the next. Everything has internal linkage, because a weak symbol shared by two instruction sets would run AVX-512
- * code on a machine without it. */
+ * The rules may use + - x / and square root, comparisons and integer operations. They never use fma, fmin, fmax, other
+ * functions of libm, or a float reduction in a loop, because machines round or order these differently. Everything has
+ * internal linkage. The linker could otherwise choose the AVX-512 copy of a weak symbol for a machine without
+ * AVX-512. */
 #ifndef INSTEP_NUMERIC_MATH_H
 #define INSTEP_NUMERIC_MATH_H
 
@@ -66,7 +66,7 @@ INSTEP_INLINE double double_of(uint64_t bits) {
 #endif
 }
 
-/* The square root is correctly rounded everywhere. By the flags of the build, division is too. */
+/* The square root is correctly rounded everywhere. The build's flags make division correctly rounded too. */
 INSTEP_INLINE float square_root(float x) {
 #if defined(__CUDA_ARCH__)
     return __fsqrt_rn(x);
@@ -83,8 +83,8 @@ INSTEP_INLINE double square_root(double x) {
 #endif
 }
 
-/* The bits of |x| as an integer have the order of |x|, with NaN above infinity. A maximum of such integers depends on
- * no order and keeps NaN. */
+/* Returns the bits of |x| as an integer. These integers have the order of |x|, with NaN above infinity. Their maximum
+ * does not depend on the order of comparisons, and keeps NaN. */
 INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
 
 INSTEP_INLINE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
@@ -95,7 +95,7 @@ INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFIN
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
 INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
-/* Rounds f32 to bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for this, a CPU uses
+/* Rounds f32 to bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for this. A CPU uses
  * integers; tests/cuda/gpu/conversions.rs compares the two. */
 INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
     const uint32_t bits = bits_of(x);
@@ -113,16 +113,16 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* Rounds stochastically to the bf16 below or above in magnitude, by 16 random bits. The one above has the probability
- * that keeps the mean. A value between the largest bf16 and infinity may become either. */
+/* Rounds stochastically to the bf16 below or above in magnitude, by 16 random bits. The probabilities keep the mean. A
+ * value between the largest bf16 and infinity becomes one of these two. */
 INSTEP_INLINE uint16_t bfloat16_stochastic(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
     return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
 }
 
 /* Rounds f32 to f16, to the nearest, ties to even; 65520 and more become infinity. 0x38000000 is the difference of the
- * exponents' biases. 0x38800000 is 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the
- * last place of an f16 subnormal. */
+ * exponents' biases. 0x38800000 is 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. The last bit of a sum
+ * with 0.5 is 2^-24, the smallest subnormal f16. */
 INSTEP_INLINE uint16_t half_by_integers(float x) {
     const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -162,21 +162,21 @@ INSTEP_INLINE float from_half(uint16_t x) {
 #endif
 }
 
-/* A rule's `update` is a template over F: a float, or a vector of floats (cpu/vectors.h), whose operators work lane by
+/* A rule's `update` is a template over F: a float, or a vector of floats (cpu/vectors.h). Vector operators work lane by
  * lane. This function puts one number into all lanes, and keeps the sign of a zero. */
 template <class F>
 INSTEP_INLINE F in_all(float x) { return x - F{}; }
 
-/* Returns the larger value; a NaN in `y` survives. fmaxf would drop the NaN, and is a libm call under g++. */
+/* Returns the larger value. A NaN in `y` survives. fmaxf would drop the NaN, and is a libm call under g++. */
 template <class F>
 INSTEP_INLINE F larger(F x, F y) { return x > y ? x : y; }
 
-/* Returns size * sign(x) by two comparisons, without a product that could underflow. It is zero for both zeros and for
- * NaN, like torch.sign. */
+/* Returns size * sign(x) by two comparisons, because a product could underflow. The result is zero if x is a zero or
+ * NaN, as in torch.sign. */
 template <class Size, class F>
 INSTEP_INLINE F with_sign(Size size, F x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
 
-/* Computes base^n by squaring. It has two roundings per bit of n, and these are the same everywhere; pow() does not
+/* Computes base^n by squaring, with two roundings per bit of n. They are the same on every machine. pow() does not
  * promise that. */
 INSTEP_INLINE double power(double base, uint64_t n) {
     double result = 1.0;
@@ -187,10 +187,10 @@ INSTEP_INLINE double power(double base, uint64_t n) {
     return result;
 }
 
-/* The exponential moving average is average + weight*(sample - average), with weight = fl(1 - beta). The usual
- * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, because the two rounded coefficients do
- * not add up to 1. For 1 - beta >= 0.5 the formula is sample - beta*(sample - average), so that the term with the
- * larger weight is never multiplied; `weight` is then fl(-beta). */
+/* The exponential moving average is average + weight*(sample - average), with weight = 1 - beta rounded to f32. The
+ * usual beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999. Its two rounded coefficients do not
+ * add up to 1. For 1 - beta >= 0.5 the formula is sample - beta*(sample - average), and `weight` is -beta rounded to
+ * f32. The term with the larger weight is then never multiplied. */
 template <class F>
 INSTEP_INLINE F moved_average(F average, F sample, float weight, uint32_t from_sample) {
     return (from_sample ? sample : average) + weight * (sample - average);
@@ -203,9 +203,9 @@ INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sam
     *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
 }
 
-/* With a gradient that is infinite or NaN, or with a NaN in a state, some rules leave the parameter finite. A rule's
- * `HIDDEN` names the inputs from which this can happen, under the flags of `COMMON`. A loop checks the parameter and
- * these inputs. */
+/* Some rules keep the parameter finite although a gradient is infinite or NaN, or a state is NaN. A rule's `HIDDEN`
+ * names the inputs for which this can happen, under the flags of `COMMON`. A loop checks the parameter and these
+ * inputs. */
 constexpr uint32_t HIDDEN_GRADIENT = 1, HIDDEN_EVERYTHING = ~0u;
 INSTEP_INLINE constexpr uint32_t hidden_state(int k) { return 2u << k; }
 

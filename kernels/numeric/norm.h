@@ -1,10 +1,10 @@
-/* A sum of squares whose bits do not depend on how the work is divided.
+/* A sum of squares with bits that do not depend on how the work is divided.
  *
- * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in one
- * fixed order (an f32 square is exact there). Leaf sums are then added as integers. Integer addition has no order, so
- * the bits are the same for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
- * accumulator weighs 2^(32k - 352). The idea is Kulisch's long accumulator, kept sparse (three limbs per addition). No
- * leaf is ever split: tiles and shards are multiples of 256 elements of a parameter. */
+ * A leaf is 256 consecutive elements of one parameter. The first element's number in the parameter is a multiple of
+ * 256. A leaf's squares are exact in f64, and are summed in one fixed order. Leaf sums are then added as integers.
+ * Integer addition has no order, so the bits are the same for any bucket cap, launch shape, thread count, atomics order
+ * or rank count. Limb k of the accumulator weighs 2^(32k - 352). The idea is Kulisch's long accumulator, kept sparse
+ * (three limbs per addition). No leaf is ever split: tiles and shards are multiples of 256 elements of a parameter. */
 #ifndef INSTEP_NUMERIC_NORM_H
 #define INSTEP_NUMERIC_NORM_H
 
@@ -30,16 +30,16 @@ INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
     return limbs;
 }
 
-/* Returns the accumulator, rounded once to f64. It carries from the lowest limb up. It keeps the three digits that end
- * in the highest digit so far, and whether any lower digit was set. There is no array of digits, because a GPU has no
- * array in registers. */
+/* Returns the accumulator, rounded once to f64. The loop carries from the lowest limb up. It keeps the highest nonzero
+ * digit so far, the two digits below it, and whether any lower digit is nonzero. An array of digits would not be in
+ * registers on a GPU. */
 INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
-    uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the window that moves up */
-    uint64_t top = 0, below = 0, sticky = 0;                      /* the window as it was at the highest digit */
+    uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the last three digits, and the bits below them */
+    uint64_t top = 0, below = 0, sticky = 0;                      /* the same at the highest nonzero digit so far */
     int top_index = 0;
     for (int k = 0; k < INSTEP_NORM_LIMBS + 2; ++k) {
         const uint64_t limb = k < INSTEP_NORM_LIMBS ? limbs[k] : 0;
-        const uint64_t sum = (limb & 0xffffffffull) + (carry & 0xffffffffull); /* the plain sum could wrap */
+        const uint64_t sum = (limb & 0xffffffffull) + (carry & 0xffffffffull); /* limb + carry could wrap */
         carry = (limb >> 32) + (carry >> 32) + (sum >> 32);
         lower |= low;
         low = middle;
@@ -73,12 +73,12 @@ INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
     return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
 }
 
-/* The fixed order of a leaf: elements j and 128 + j make a pair, each lane has four pairs, and the lanes are added in
- * halves. This is the order of one warp with two loads of four elements per lane and five shuffles; cpu/squares.h
- * writes it with vectors. */
+/* The order of a leaf's sum. Elements j and 128 + j make a pair, and each of 32 lanes adds four pairs. One half of the
+ * lanes is then added to the other, until one is left. A warp needs two loads of four elements per lane and five
+ * shuffles. cpu/squares.h has this order in vectors. */
 INSTEP_INLINE double pair_of(double a, double b) {
 #if defined(__CUDA_ARCH__)
-    return __fma_rn(a, a, b * b); /* an operation less; the same bits, because the square of an f32 is exact */
+    return __fma_rn(a, a, b * b); /* saves an operation; same bits, because the square of an f32 is exact */
 #else
     return a * a + b * b;
 #endif

@@ -1,9 +1,9 @@
 /* Random bits for stochastic rounding: a function of only seed, update, element and stream.
  *
- * Elements are counted over the whole layout in registration order, and updates per parameter. Every bucket, shard,
- * launch shape, thread and instruction set therefore draws the same bits. A resumed run draws the same bits as an
- * uninterrupted one. There is no state. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
- * on counter-based generators; the mixer is Wellons' lowbias32. */
+ * Elements are numbered over the whole layout in registration order, and updates are counted per parameter. The bits
+ * therefore do not depend on buckets, shards, launch shapes, threads or instruction sets. A resumed run draws the same
+ * bits as an uninterrupted run. There is no state. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2,
+ * 3", SC 2011, on counter-based generators; the mixer is Wellons' lowbias32. */
 #ifndef INSTEP_NUMERIC_RANDOM_H
 #define INSTEP_NUMERIC_RANDOM_H
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-/* The streams that are rounded: first the parameter, then the states. */
+/* Numbers of the streams that are rounded: first the parameter, then the states. */
 constexpr uint32_t PARAM_STREAM = 0, FIRST_STATE_STREAM = 1;
 
 /* The key of one update of one parameter. */
@@ -27,7 +27,7 @@ INSTEP_INLINE RandomKey random_key(uint64_t seed, uint64_t update) {
     return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
 }
 
-/* The start of a run of elements. It has two words, because 64-bit lanes would halve every vector. */
+/* The start of a run of elements. Its number has two words, because 64-bit lanes would halve the lanes of a vector. */
 struct RandomPosition {
     RandomKey key;
     uint32_t low, high;
@@ -36,7 +36,7 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* Returns 16 bits for the i-th element of the run; i is below 2^31, or a vector of such numbers. The bits are the
+    /* Returns 16 bits for the i-th element of the run. i is below 2^31, or a vector of such numbers. The bits are the
      * upper half of lowbias32, with one key before its two rounds and one between them. With only the first key, one
      * update would draw another update's bits in a shifted order. */
     template <class U>

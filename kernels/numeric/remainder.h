@@ -7,7 +7,7 @@
  * The parameter is therefore its master rounded to the nearest bf16, ties away from zero. With ties to even, a
  * remainder would need one more value than fits. Joining parameter and remainder gives the master back, bit for bit.
  * The layout is that of apex's DistributedFusedAdam, except for NaN: in apex the parameter of a NaN becomes -0.0, here
- * it stays NaN. A 24-bit master is f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
+ * it stays NaN. A 24-bit master is f32 rounded to a fraction of 15 bits. No other rounding loses bits. */
 #ifndef INSTEP_NUMERIC_REMAINDER_H
 #define INSTEP_NUMERIC_REMAINDER_H
 
@@ -17,7 +17,7 @@ namespace {
 
 struct Split {
     uint16_t param;
-    uint16_t remainder; /* of which an 8-bit one fills the lower half */
+    uint16_t remainder; /* an 8-bit remainder is in the lower half */
 };
 
 /* Extends the sign in two's complement, without shifting signed numbers. */
@@ -33,8 +33,8 @@ INSTEP_INLINE float joined_with_16(uint16_t param, uint16_t remainder) {
     return canonical(float_of((static_cast<uint32_t>(param) << 16) + sign_extended(remainder, 16)));
 }
 
-/* Rounds the bits to the nearest multiple of 2^8, ties to even. With 8 random bits instead of one half in `chance`, it
- * rounds stochastically. A NaN is unchanged. */
+/* Rounds the bits to the nearest multiple of 2^8, ties to even. The overload with `chance` rounds stochastically: it
+ * adds 8 random bits instead of one half. A NaN is unchanged. */
 INSTEP_INLINE float rounded_to_24(float master) {
     const uint32_t bits = bits_of(master);
     const uint32_t rounded = (bits + 0x7fu + (bits >> 8 & 1u)) & 0xffffff00u;
@@ -45,7 +45,7 @@ INSTEP_INLINE float rounded_to_24(float master, uint32_t chance) {
     return master == master ? float_of((bits_of(master) + chance) & 0xffffff00u) : master;
 }
 
-/* Splits a master that has been rounded. */
+/* Splits a master that rounded_to_24 has returned. */
 INSTEP_INLINE Split split_to_8(float master) {
     const Split split = split_to_16(master);
     return {split.param, static_cast<uint16_t>(split.remainder >> 8)};

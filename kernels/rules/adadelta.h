@@ -38,7 +38,7 @@ struct Adadelta {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const AdadeltaScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -47,8 +47,8 @@ struct Adadelta {
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes v infinite and d = 0 * g NaN. Only u may become NaN by itself, if rho is 1 and d^2
-     * overflows. */
+    /* An infinite gradient makes v infinite and d = 0 * g NaN. Only u may become NaN while p stays finite, if rho is 1
+     * and d^2 overflows. */
     static constexpr uint32_t HIDDEN = hidden_state(1);
 
     static INSTEP_INLINE uint32_t flags(const AdadeltaScalars& s) {

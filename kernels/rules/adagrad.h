@@ -7,7 +7,7 @@
  *     p <- p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
  *
  * Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12, 2011,
- * in the variant of torch.optim.Adagrad. State memory starts as zeros, so the first step adds the initial sum. */
+ * in the variant of torch.optim.Adagrad. State memory starts as zeros, so the first step sets the initial value. */
 #ifndef INSTEP_RULES_ADAGRAD_H
 #define INSTEP_RULES_ADAGRAD_H
 
@@ -39,7 +39,7 @@ struct Adagrad {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const AdagradScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -48,14 +48,14 @@ struct Adagrad {
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes the sum infinite and g / sqrt(sum) NaN; a NaN in either stays NaN. */
+    /* An infinite gradient makes s infinite and g / sqrt(s) NaN. A NaN in g or s makes it NaN too. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdagradScalars& s) {
         return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdagradScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;

@@ -4,14 +4,14 @@
  *     g <- g + weight_decay * p                      if decay is coupled (Adam)
  *     m <- beta1 * m + (1 - beta1) * g
  *     v <- beta2 * v + (1 - beta2) * g^2
- *     w <- max(w, v)                                 if amsgrad, which then takes v's place below
+ *     w <- max(w, v)                                 if amsgrad; w then replaces v below
  *     denominator = sqrt(v) / sqrt(1 - beta2^t) + eps
  *     p <- p - (lr / (1 - beta1^t)) * m / denominator - lr * weight_decay * p     (last term: AdamW)
  *
- * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; Reddi, Kale
- * & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias correction, as
- * torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) is wrong by 19 % of the decay at
- * lr*weight_decay = 1e-7. */
+ * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; Reddi,
+ * Kale & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias correction, as
+ * in torch.optim). The decay is subtracted, not multiplied. In f32, 1 - lr*weight_decay is wrong by 19 % of the decay
+ * at lr*weight_decay = 1e-7. */
 #ifndef INSTEP_RULES_ADAM_H
 #define INSTEP_RULES_ADAM_H
 
@@ -46,7 +46,7 @@ struct Adam {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const AdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -56,8 +56,8 @@ struct Adam {
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
 
-    /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN. A
-     * NaN in any of them also makes it NaN. */
+    /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN. A NaN in the gradient, m or
+     * v also makes it NaN. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdamScalars& s) {
@@ -66,7 +66,7 @@ struct Adam {
                (s.amsgrad ? WITH_STATES : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

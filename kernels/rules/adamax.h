@@ -6,8 +6,8 @@
  *     u <- max(beta2 * u, |g| + eps)
  *     p <- p - (lr / (1 - beta1^t)) * m / u
  *
- * Kingma & Ba, "Adam", ICLR 2015, section 7.1, in the variant of torch.optim.Adamax: eps is inside the maximum. The
- * decay of u is an average with zeros, because fl(beta2)^1000 would be wrong by 1.3e-5 at beta2 = 0.999. */
+ * Kingma & Ba, "Adam", ICLR 2015, section 7.1, in the variant of torch.optim.Adamax: eps is inside the maximum. u
+ * decays as an average with zeros, because the f32 value of 0.999 has a 1000th power that is wrong by 1.3e-5. */
 #ifndef INSTEP_RULES_ADAMAX_H
 #define INSTEP_RULES_ADAMAX_H
 
@@ -39,7 +39,7 @@ struct Adamax {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const AdamaxScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -48,8 +48,8 @@ struct Adamax {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes m infinite or NaN and u infinite, so m / u is NaN. A NaN in u is lost in the
-     * maximum. */
+    /* An infinite gradient makes m infinite or NaN and u infinite, so m / u is NaN. The maximum drops a NaN in u, so u
+     * cannot keep one. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdamaxScalars& s) {
@@ -57,7 +57,7 @@ struct Adamax {
                (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdamaxScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;

@@ -9,10 +9,10 @@
  *     p <- p - change - lr * weight_decay * p
  *
  * Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1. The slow average
- * m2 has no bias correction. Warm-ups of alpha and beta3 are left out, because the warm-up of beta3 needs logarithms,
- * which are not the same everywhere. The decay is decoupled, and subtracted as in adam.h. The paper divides sqrt(v) by
- * the bias correction. Here both sides of the fraction are multiplied by the bias correction, so that one scalar fewer
- * is in a register. */
+ * m2 has no bias correction. There are no warm-ups of alpha and beta3. The warm-up of beta3 would need logarithms,
+ * which differ between machines. The decay is decoupled, and is subtracted for the reason in adam.h. The paper divides
+ * sqrt(v) by the bias correction. Here the bias correction multiplies both numerator and denominator instead, which
+ * takes one register less. */
 #ifndef INSTEP_RULES_ADEMAMIX_H
 #define INSTEP_RULES_ADEMAMIX_H
 
@@ -37,7 +37,7 @@ struct AdEmaMix {
         AdEmaMixScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
-        s.weight3 = static_cast<float>(1.0 - h.beta3); /* always counted from the slow average, which moves little */
+        s.weight3 = static_cast<float>(1.0 - h.beta3); /* from_sample is always 0: this average moves little */
         const double correction = square_root(1.0 - power(h.beta2, step));
         s.fast_rate = static_cast<float>(h.lr * correction / (1.0 - power(h.beta1, step)));
         s.slow_rate = static_cast<float>(h.lr * correction * h.alpha);
@@ -47,7 +47,7 @@ struct AdEmaMix {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const AdEmaMixScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -56,7 +56,7 @@ struct AdEmaMix {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* The reason is that of Adam, with both averages in place of m. */
+    /* HIDDEN is 0 for the reason in adam.h, with both averages in place of m. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdEmaMixScalars& s) {
@@ -64,7 +64,7 @@ struct AdEmaMix {
                (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdEmaMixScalars& s, uint32_t flags, F, F g, F* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);

@@ -7,7 +7,7 @@
  *     p <- p - lr * (|p| / |u|) * u                  norms over the whole parameter; scaled.h
  *
  * You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm 2 with
- * phi(z) = z. Both launches compute u from the stored states, so the norm is that of the applied change. */
+ * phi(z) = z. Both launches compute u from the stored states, so the norm is that of the u that is applied. */
 #ifndef INSTEP_RULES_LAMB_H
 #define INSTEP_RULES_LAMB_H
 
@@ -42,7 +42,7 @@ struct Lamb {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const LambScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -51,7 +51,7 @@ struct Lamb {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 
-    /* The parameter is not stepped here. If a gradient is infinite or NaN, so is m afterwards. */
+    /* The parameter is not stepped here. If a gradient is infinite or NaN, so is m after the update. */
     static constexpr uint32_t HIDDEN = hidden_state(0) | hidden_state(1);
 
     static INSTEP_INLINE uint32_t flags(const LambScalars& s) {

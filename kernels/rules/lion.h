@@ -5,8 +5,8 @@
  *     p <- p - lr * sign(c) - lr * weight_decay * p  sign(0) = 0
  *     m <- beta2 * m + (1 - beta2) * g
  *
- * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and subtracted
- * as in adam.h. Rounding of c matters only near zero, where it may flip the sign. */
+ * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and is subtracted
+ * for the reason in adam.h. Rounding of c matters only near zero, where it may flip the sign. */
 #ifndef INSTEP_RULES_LION_H
 #define INSTEP_RULES_LION_H
 
@@ -26,7 +26,7 @@ struct Lion {
     static constexpr int STATES = STATES_; /* exp_avg */
     static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
-    /* `step` counts from 1. */
+    /* No prepared scalar depends on the step. */
     static INSTEP_INLINE LionScalars prepare(const InstepLionHyper& h, uint64_t) {
         LionScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
@@ -37,7 +37,7 @@ struct Lion {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const LionScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -46,8 +46,8 @@ struct Lion {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 
-    /* The step uses only the sign of an average. If a gradient is infinite or NaN, or m is NaN, so is m afterwards.
-     * */
+    /* The step uses only the sign of c. If a gradient is infinite or NaN, or m is NaN, the
+     * new m is infinite or NaN. */
     static constexpr uint32_t HIDDEN = hidden_state(0);
 
     static INSTEP_INLINE uint32_t flags(const LionScalars& s) {

@@ -30,8 +30,8 @@ struct NAdam {
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
-    /* Returns 0.96^x for x >= 0, with 0 from x = 18,300 on. pow() differs between machines; the series of the
-     * exponential does not. For an exponent of at most 0.041, nine terms are as exact as f64. */
+    /* Returns 0.96^x for x >= 0, and 0 for x from 18,300 on. pow() differs between machines; the series of the
+     * exponential does not. For exponents of at most 0.041, nine terms are as exact as f64. */
     static INSTEP_INLINE double base(double x) {
         const uint64_t whole = x < 1e5 ? static_cast<uint64_t>(x) : 100000;
         const double exponent = x < 1e5 ? (x - static_cast<double>(whole)) * -0.040821994520255166 : 0.0;
@@ -40,7 +40,7 @@ struct NAdam {
         return power(0.96, whole) * series;
     }
 
-    /* `step` counts from 1; `carried` is the product of momenta, before this step and after it. The rates are computed
+    /* `step` counts from 1. `carried` is the product of momenta before this step and after it. The rates are computed
      * one after the other, so that all values fit into a GPU's registers. */
     static INSTEP_INLINE NAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
         const double c = base(h.momentum_decay);
@@ -61,7 +61,7 @@ struct NAdam {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const NAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -70,7 +70,7 @@ struct NAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 
-    /* The reason is that of Adam, with g and m in place of m. */
+    /* HIDDEN is 0 for the reason in adam.h, with g and m in place of m. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const NAdamScalars& s) {
@@ -78,7 +78,7 @@ struct NAdam {
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const NAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

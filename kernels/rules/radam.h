@@ -10,7 +10,7 @@
  *     p <- p - lr / (1 - beta1^t) * m * adapted - lr * weight_decay * p   (last term: decoupled)
  *
  * Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of
- * torch.optim.RAdam: the limit is 5, where the paper has 4, and eps is added to the uncorrected root. */
+ * torch.optim.RAdam: the limit is 5 instead of the paper's 4, and eps is added to the uncorrected root. */
 #ifndef INSTEP_RULES_RADAM_H
 #define INSTEP_RULES_RADAM_H
 
@@ -29,8 +29,8 @@ struct RAdamLength {
     double rho;
 };
 
-/* The formula of rho above subtracts two numbers of the size of rho_inf. At beta2 = 1 - 1e-7 it would keep two digits,
- * and could fall on the wrong side of 5, while t is small. The same number is 2 sum(t) / (1 - beta2^t) - 1, where
+/* While t is small, the formula of rho above subtracts two numbers of the size of rho_inf. At beta2 = 1 - 1e-7 two
+ * digits would be left, and rho could be on the wrong side of 5. The same rho is 2 sum(t) / (1 - beta2^t) - 1. Here
  * sum(t) adds up beta2^k - beta2^t over k < t. The recurrences below compute sum(t) from the bits of t without a
  * subtraction that cancels:
  *
@@ -52,9 +52,9 @@ INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
         complement = complement + next;
         beta2_power = beta2_power * beta2;
     }
-    /* The subtracted term of the formula. While it is at most half of rho_inf, the formula above is exact enough.
-     * Unlike the sum, it never exceeds rho_inf. This matters if rho_inf is 5 (beta2 = 2/3), because rounding must not
-     * cross the limit. */
+    /* `removed` is the subtracted term of the formula. While it is at most half of rho_inf, the formula is exact
+     * enough. Unlike the sum, the formula never exceeds rho_inf. This matters if rho_inf is 5 (beta2 = 2/3), because
+     * rounding must not cross the limit. */
     const double rho_inf = 2.0 / one_minus_beta2 - 1.0;
     const double removed = 2.0 * n * beta2_power / complement;
     return {complement, removed <= 0.5 * rho_inf ? rho_inf - removed : 2.0 * sum / complement - 1.0};
@@ -89,7 +89,7 @@ struct RAdam {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const RAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -98,7 +98,7 @@ struct RAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
     static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
 
-    /* The reason is that of Adam: both sets of flags divide by the root. */
+    /* HIDDEN is 0 for the reason in adam.h: with both sets of flags, the step divides by the root. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const RAdamScalars& s) {
@@ -107,7 +107,7 @@ struct RAdam {
                (s.rectified ? RECTIFIED : 0);
     }
 
-    /* A loop may run these three functions in separate passes. The first one moves the states. */
+    /* A loop may run these three functions in separate stages. The first function updates the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const RAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

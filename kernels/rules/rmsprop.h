@@ -4,14 +4,14 @@
  *     g <- g + weight_decay * p                      if weight_decay != 0
  *     v <- alpha * v + (1 - alpha) * g^2
  *     a <- alpha * a + (1 - alpha) * g               if centered
- *     d <- g / (sqrt(v) + eps)                       or with v - a^2 in v's place, if centered
- *     b <- momentum * b + d                          if momentum != 0; then b takes d's place below
+ *     d <- g / (sqrt(v) + eps)                       if centered, v - a^2 replaces v
+ *     b <- momentum * b + d                          if momentum != 0; b then replaces d below
  *     p <- p - lr * d
  *
- * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating Sequences
- * With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the root. As in
- * torch, v - a^2 is not clamped. If gradients hardly vary, it may round below zero, and its root is then NaN. The
- * product is rounded once; (sqrt(v) - a) * (sqrt(v) + a) would have twice the error. */
+ * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating
+ * Sequences With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop: eps is outside the root. As
+ * in torch, v - a^2 has no clamp. If gradients hardly vary, it may round below zero, and its root is then NaN. a^2 is
+ * rounded once. (sqrt(v) - a) * (sqrt(v) + a) would have twice the error. */
 #ifndef INSTEP_RULES_RMSPROP_H
 #define INSTEP_RULES_RMSPROP_H
 
@@ -45,7 +45,7 @@ struct RmsProp {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const RmsPropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -55,7 +55,7 @@ struct RmsProp {
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
 
-    /* The reasons are those of Adagrad. States that only some groups keep are not in the step. */
+    /* With one state, adagrad.h has the reason. With more, a group's step may ignore states of other groups. */
     static constexpr uint32_t HIDDEN = STATES == 1 ? 0 : HIDDEN_EVERYTHING;
 
     static INSTEP_INLINE uint32_t flags(const RmsPropScalars& s) {

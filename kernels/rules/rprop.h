@@ -8,10 +8,10 @@
  *     p <- p - s * sign(g)                           sign(0) = 0
  *     prev <- g
  *
- * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN 1993,
- * in the variant of torch.optim.Rprop: a change of sign takes no step back, and is left out of the next comparison. The
- * product g * prev is never computed: it would underflow if both gradients are small, and the step size would stop
- * changing. */
+ * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN
+ * 1993, in the variant of torch.optim.Rprop: when the sign changes, p does not move, and the next comparison
+ * ignores g. The product g * prev is never computed. It would underflow if both gradients are small, and the step
+ * size would then not change. */
 #ifndef INSTEP_RULES_RPROP_H
 #define INSTEP_RULES_RPROP_H
 
@@ -44,7 +44,7 @@ struct Rprop {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const RpropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -53,7 +53,7 @@ struct Rprop {
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 
-    /* The step uses only the sign of the gradient. */
+    /* The step uses only the sign of the gradient, so a NaN does not show in the parameter. */
     static constexpr uint32_t HIDDEN = HIDDEN_EVERYTHING;
 
     static INSTEP_INLINE uint32_t flags(const RpropScalars& s) { return s.first ? FIRST : 0; }

@@ -1,6 +1,6 @@
 /* Includes every rule that optimizers.def lists, and asserts the properties that all of them share.
  *
- * A new rule is a row in optimizers.def; this file stays as it is. */
+ * A new rule needs only a row in optimizers.def, and no change of this file. */
 #ifndef INSTEP_RULES_RULES_H
 #define INSTEP_RULES_RULES_H
 

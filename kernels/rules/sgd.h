@@ -7,8 +7,8 @@
  *     g <- g + momentum * b  (nesterov)   or   b
  *     p <- p - lr * g
  *
- * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, in the
- * variant of torch.optim.SGD: the learning rate is outside the buffer, and the first buffer is a plain copy. */
+ * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, in the variant of
+ * torch.optim.SGD: the learning rate is not part of the buffer, and the first step copies g into the buffer. */
 #ifndef INSTEP_RULES_SGD_H
 #define INSTEP_RULES_SGD_H
 
@@ -42,7 +42,7 @@ struct Sgd {
         return s;
     }
 
-    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
+    /* Returns the factor of the summed gradient. Negating it for `maximize` adds no work per element. */
     static INSTEP_INLINE float factor(const SgdScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
@@ -52,7 +52,7 @@ struct Sgd {
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
 
-    /* If a gradient or a momentum is infinite or NaN, so is the step, even after a product with 0. */
+    /* If a gradient or a momentum is infinite or NaN, so is the parameter: 0 times infinity is NaN. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const SgdScalars& s) {

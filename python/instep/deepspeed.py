@@ -43,7 +43,7 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Stores whether weight decay is decoupled. Each step gets all numbers as arguments."""
+        """Stores only whether weight decay is decoupled, because each step gets all numbers as arguments."""
         self._created[optimizer_id] = "adamw" if adamw_mode else "adam"
         if should_log:
             print(f"instep: CPU Adam #{optimizer_id}, {self._created[optimizer_id]}")

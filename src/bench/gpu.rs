@@ -1,7 +1,8 @@
 //! A layout's memory on a GPU. One launch steps one bucket.
 //!
-//! Steps are the device's own ops on its own memory. The copies for comparison have separate memory. `samples.rs` times
-//! both. This file must add nothing to a launch.
+//! A step is an op of `CudaDevice` on that device's memory. The copies, which benches compare with steps, use separate
+//! memory. `samples.rs` times steps and copies. This file must add no work to a launch, because a bench would time that
+//! work too.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,7 +25,7 @@ use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream, step_bytes};
 use crate::optim::{Clip, Optimizer};
 
 const COPY_THREADS: u32 = 256;
-/// Elements of 16 bytes that a block of the copy by a kernel copies.
+/// The number of 16-byte elements that one thread block of the copy kernel copies.
 const COPY_BLOCK_ELEMENTS: u64 = 512;
 
 #[repr(C)]
@@ -44,10 +45,10 @@ pub struct GpuLauncher {
     stream: StreamHandle,
     pub(super) start: Event,
     pub(super) end: Event,
-    /// Sources and destinations of the copies.
+    /// The source and the destination of the copies.
     pub(super) copied: [DevicePtr; 2],
     pub(super) plug: [DevicePtr; 2],
-    /// The kernel that copies, if it was loaded.
+    /// The copy kernel, if it was loaded.
     pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
@@ -65,7 +66,7 @@ pub struct GpuCase {
 }
 
 impl GpuLauncher {
-    /// Builds the buckets of a case, and allocates memory for copies: as many bytes as the steps of all buckets move.
+    /// Builds the buckets of a case. Allocates as many bytes for copies as the steps of all buckets move.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.
@@ -117,7 +118,7 @@ impl GpuLauncher {
         &self.plan
     }
 
-    /// Loads the kernel that copies, from the file that `scripts/bench-kernels.sh` builds.
+    /// Loads the copy kernel from `image`, a file that `scripts/bench-kernels.sh` builds.
     ///
     /// # Errors
     /// `Device` if the driver refuses the file, for example because it has other kernels.
@@ -129,7 +130,7 @@ impl GpuLauncher {
         Ok(())
     }
 
-    /// Returns whether the kernel that copies was loaded.
+    /// Returns whether the copy kernel was loaded.
     pub fn has_sm_copy(&self) -> bool {
         self.sm_copy.is_some()
     }
@@ -144,13 +145,13 @@ impl GpuLauncher {
         Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
 
-    /// Writes bytes of a memory, from element `elements.start` on.
+    /// Writes `bytes` to these elements of a memory.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in the memory, or are not as many bytes as given.
+    /// If the elements do not lie in the memory, or do not take `bytes.len()` bytes.
     pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
@@ -159,13 +160,13 @@ impl GpuLauncher {
         self.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
-    /// Reads bytes of a memory, from element `elements.start` on.
+    /// Reads these elements of a memory into `into`.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in the memory, or are not as many bytes as `into`.
+    /// If the elements do not lie in the memory, or do not take `into.len()` bytes.
     pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
@@ -194,21 +195,23 @@ impl GpuLauncher {
         self.guarded(|_, stream| event.record(stream))
     }
 
-    /// Copies from the first half of the plug to the second. This evicts all other data from the cache.
+    /// Copies one half of the plug's memory to the other half. This evicts all other data from the L2 cache.
+    /// `samples.rs` explains the plug.
     pub(super) fn copy_plug(&mut self) -> Result<()> {
         let ([from, to], bytes) = (self.plug, self.driver.gpu().l2_bytes);
-        // SAFETY: memory of our own, that long.
+        // SAFETY: both addresses are of our own memory, which has this many bytes.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
 
-    /// Makes a copy that moves as many bytes as a bucket's step. Half of these bytes are read.
+    /// Makes a copy that moves `bytes` bytes, as a bucket's step does. The copy reads half of these bytes and writes
+    /// the other half.
     pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         // SAFETY: there is room for one copy of each bucket, by `copied_part`.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })
     }
 
-    /// Makes the copy of [`copy_part`](Self::copy_part) by a kernel.
+    /// Makes the same copy as [`copy_part`](Self::copy_part), with the copy kernel.
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
@@ -216,11 +219,11 @@ impl GpuLauncher {
         let shape = Shape { blocks, threads: COPY_THREADS };
         let Some((_, kernel)) = self.sm_copy else { panic!("load_sm_copy comes first") };
         let at: *const c_void = ptr::from_ref(&args).cast();
-        // SAFETY: the kernel's struct; the memory is as in `copy_part`.
+        // SAFETY: `args` is the kernel's argument struct, and the memory is that of `copy_part`.
         self.guarded(|driver, stream| unsafe { driver.launch(kernel, shape, stream, at) })
     }
 
-    /// Waits until everything has run.
+    /// Waits until all queued work has run.
     fn settle(&mut self) -> Result<()> {
         let end = Event::clone(&self.end);
         self.record(&end)?;
@@ -232,7 +235,7 @@ impl GpuLauncher {
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
-    /// Makes driver calls of the bench with the device current, unless anything has failed.
+    /// Makes the bench's driver calls with the device's context current, unless an earlier call has failed.
     pub(super) fn guarded<T>(
         &mut self,
         work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>,
@@ -241,15 +244,15 @@ impl GpuLauncher {
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
 
-    /// Allocates memory of these sizes for copies and plug.
+    /// Allocates the memory of the copies and of the plug, in these sizes.
     fn prepare(&mut self, bytes: [u64; 2]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;
         for (pair, bytes) in [&mut self.copied, &mut self.plug].into_iter().zip(bytes) {
             for address in pair {
                 *address = driver.allocate(bytes, self.stream)?;
-                // SAFETY: just allocated, on this stream. (Memory is zeroed because pages that were never written may
-                // be read faster.)
+                // SAFETY: the memory was just allocated on this stream. (It is zeroed because reads of pages that were
+                // never written may be faster.)
                 unsafe { driver.fill(*address, &[0], bytes, self.stream)? };
             }
         }
@@ -260,7 +263,8 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses it any more.
+        // SAFETY: each address that is not 0 is of memory that `prepare` allocated, and nothing uses that memory any
+        // more.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);

@@ -1,7 +1,8 @@
-//! One bucket's launch on the host, and the memory traffic that bounds it.
+//! One bucket's launch on the host, and the memory traffic that limits its speed.
 //!
-//! A step is one [`BucketStep::step`], as a user calls it, on memory of a plan. This file times nothing itself. No safe
-//! call reaches outside a memory: a type that does not fit is refused.
+//! A step is one call of [`BucketStep::step`], as a user makes it, on memory with the layout of a plan. The benches
+//! measure time, and this file does not. No safe call touches bytes outside a memory, because a call with the wrong
+//! element type is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -94,7 +95,8 @@ impl Launcher {
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
         assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");
         let first = self.memories.resolve(span).cast::<f32>();
-        // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
+        // SAFETY: `resolve` has checked the bounds, and the memory was zeroed when it was allocated. `&mut self`
+        // excludes every launch.
         unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
     }
 
@@ -105,14 +107,16 @@ impl Launcher {
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
-        // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
+        // SAFETY: `resolve` has checked the bounds, and the memory was zeroed when it was allocated. `&mut self`
+        // excludes every launch.
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 
-    /// Fills gradients, or parameters with their masters, with a function of each element's index in the arena.
+    /// Sets each element of the gradients, or of the parameters and their masters, to `value` of its index in the
+    /// arena.
     ///
     /// # Errors
-    /// `Config` for any other memory, because its elements have another type than parameters and gradients.
+    /// `Config` for any other memory, because its elements do not have the type of parameters or gradients.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
         let precision = self.precision();
         let (dtype, master) = match memory {
@@ -142,7 +146,8 @@ impl Launcher {
                 is_signed: 1,
                 reserved: 0,
             };
-            // SAFETY: runs of that length of this launcher's own memory, which `&mut self` holds alone.
+            // SAFETY: each address is of a run of that length in this launcher's memory, which only `&mut self`
+            // reaches.
             unsafe {
                 self.kernels.encode_at(values.as_ptr(), &stored);
                 if master == Master::F32 {
@@ -162,12 +167,13 @@ impl Launcher {
     /// Steps one bucket.
     ///
     /// # Errors
-    /// Errors as for `BucketStep::step`; none are possible today.
+    /// Errors as for `BucketStep::step`. No error is possible today.
     pub fn step(&mut self, bucket: u32) -> Result<()> {
         let Bucket { params, .. } = &self.plan.buckets()[bucket as usize];
         let tensor = |memory| {
             let span = Span::elements(memory, &self.plan, params.start, params.end);
-            // SAFETY: a run of that type, by `resolve`; its bytes are initialised, and `&mut self` holds them alone.
+            // SAFETY: `resolve` returns a run of that type. Its bytes are initialised, and only `&mut self` reaches
+            // them.
             unsafe { Lent::at(self.memories.resolve(span).cast()) }
         };
         let mut tensors = StepTensors::new(tensor(Memory::Params), tensor(Memory::Grads));
@@ -180,9 +186,10 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Moves the bytes of `rounds` steps of these buckets, with a multiplication and additions that change no value,
-    /// with or without prefetches. The ceiling is the faster of both. Each thread moves its own contiguous part of each
-    /// bucket and is started once, so it waits only for memory.
+    /// Moves as many bytes as `rounds` steps of these buckets, with or without prefetches. Its only arithmetic is one
+    /// multiplication and additions that change no value. The faster of the two variants is the ceiling for a step.
+    /// Each thread moves its own contiguous part of each bucket. A thread is started only once, so it waits only for
+    /// memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32, because the loop reads and writes only f32.
@@ -227,8 +234,8 @@ impl Launcher {
                 // Parts end at cache lines, so two threads never write the same line.
                 let cut =
                     |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
-                // SAFETY: f32 inside the bucket, by `ceiling` and by `resolve` of the whole; parts are disjoint, and
-                // `ceiling` holds the launcher mutably, so no step runs.
+                // SAFETY: `ceiling` has checked that the elements are f32, and `resolve` that they lie in the memory.
+                // Parts are disjoint. `ceiling` borrows the launcher mutably, so no step runs.
                 unsafe { self.kernels.ceiling(&arrays, 0.0, cut(part)..cut(part + 1), ahead_bytes) }
             }
         }

@@ -2,8 +2,8 @@
 //! all-reduce.
 //!
 //! The kernels are in benches/gpu/backward.cu, which `scripts/bench-kernels.sh` compiles separately, so the library
-//! never contains them. Memory is never freed. This file must enqueue the work of a training in the same order, and
-//! never wait.
+//! never contains them. Memory is never freed. This file must enqueue its work in the order of a real training, and
+//! must never wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -51,12 +51,12 @@ pub struct Pacing {
 pub struct LoadSize {
     /// Number of parameters.
     pub params: usize,
-    /// Rows, and columns, of each parameter: a multiple of 128.
+    /// The number of rows, and also of columns, of each parameter: a multiple of 128.
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// Bytes that a pass over activations reads. The pass writes as many. The number is at least the size of a
-    /// gradient.
+    /// The number of bytes that a pass over activations reads, and the number that it writes. It is at least the size
+    /// of a gradient.
     pub activation_bytes: u64,
     /// The time of the all-reduce.
     pub pacing: Pacing,
@@ -143,7 +143,7 @@ impl Load {
         let (module, compute) = (driver.load(image)?, trainer.stream());
         let kernel = |name: &CStr| driver.kernel(module, name);
         let grads_bytes = (size.params * size.elements() * size_of::<f32>()) as u64;
-        // A bucket of all gradients and its counts of ranks, both padded for 8 ranks.
+        // The size of a bucket of all gradients and of its tail block, both padded for 8 ranks.
         let scratch_bytes = grads_bytes + (2 * 8 * 256 + size.params as u64 + 1) * 4;
         let factor_bytes = u64::from(size.side) * u64::from(size.depth) * 2;
         // Each word is two bf16 values, near 1 in one factor and near 2^-7 or -2^-7 in the other. Nothing is 0, and no
@@ -183,7 +183,7 @@ impl Load {
         self.reduce.clone()
     }
 
-    /// Launches backward of one parameter; the launch writes the parameter's gradient.
+    /// Launches backward of one parameter. The launch writes the parameter's gradient.
     ///
     /// # Errors
     /// `Order` if the gradient was handed over. `Device` if the driver refuses a call.
@@ -212,7 +212,7 @@ impl Load {
     /// `Device` if the driver refuses a call.
     pub fn reduce_alone(&self, first: usize, count: usize) -> Result<()> {
         let _entered = Entered::new(&*self.driver)?;
-        // SAFETY: handles of our own; the gradients are as long as the parameters.
+        // SAFETY: the handles are our own, and the gradients are as long as the parameters.
         unsafe {
             self.driver.record(self.handed, self.compute)?;
             self.driver.wait(self.reducing, self.handed)?;
@@ -248,7 +248,8 @@ impl Load {
                 let args =
                     MatmulArgs { a, b, out: gradient.0, rows: side, columns: side, depth, reserved: 0 };
                 let blocks = (side / MATMUL_SIDE).pow(2);
-                // SAFETY: the kernel's struct; what it names is as long as the size says.
+                // SAFETY: this is the kernel's argument struct, and each address in it is of memory as long as `size`
+                // says.
                 unsafe {
                     launch(
                         &*self.driver,
@@ -264,7 +265,8 @@ impl Load {
                 let (count, gradient_count) = (activation_bytes / 16, self.size.elements() as u64 / 4);
                 let args = ElementwiseArgs { from, to, gradient: gradient.0, count, gradient_count };
                 let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.gpu().multiprocessors;
-                // SAFETY: the kernel's struct; what it names is as long as the size says.
+                // SAFETY: this is the kernel's argument struct, and each address in it is of memory as long as `size`
+                // says.
                 unsafe {
                     launch(
                         &*self.driver,
@@ -281,12 +283,12 @@ impl Load {
 
 impl PacedReduce {
     /// # Safety
-    /// `buffer` is `bytes` long, at most as long as all gradients, and the stream may touch it.
+    /// `buffer` has `bytes` bytes, and is at most as long as all gradients. The stream may touch the buffer.
     unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
         let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };
         let shape = Shape { blocks: REDUCE_BLOCKS, threads: REDUCE_THREADS };
-        // SAFETY: the kernel's struct; the rest is the caller's promise.
+        // SAFETY: this is the kernel's argument struct. The rest is the caller's promise.
         unsafe { launch(&*self.driver, self.kernel, shape, stream, &args) }
     }
 }
@@ -311,7 +313,7 @@ impl Collective for PacedReduce {
         }
         assert!(call.bytes <= self.scratch_bytes, "the bucket is longer than the load's gradients");
         let stream = call.require_stream()?;
-        // SAFETY: the call's own memory, and the scratch memory is as long as the bucket.
+        // SAFETY: the buffer is the call's own memory, and the scratch memory is as long as the bucket.
         unsafe { self.run(DevicePtr(call.dst().addr() as u64), call.bytes, stream) }
     }
 
@@ -336,11 +338,11 @@ unsafe fn launch<Args>(
 fn filled(driver: &dyn Driver, bytes: u64, stream: StreamHandle, word: u32) -> Result<DevicePtr> {
     let memory = driver.allocate(bytes, stream)?;
     let part = vec![word; bytes.min(16 << 20).div_ceil(4) as usize];
-    // SAFETY: plain words as bytes.
+    // SAFETY: the words are plain numbers, so their bytes can be read.
     let part = unsafe { slice::from_raw_parts(part.as_ptr().cast::<u8>(), size_of_val(&*part)) };
     for start in (0..bytes).step_by(16 << 20) {
         let length = (bytes - start).min(16 << 20) as usize;
-        // SAFETY: inside what was just allocated.
+        // SAFETY: the part lies inside the memory that was just allocated.
         unsafe { driver.upload(DevicePtr(memory.0 + start), &part[..length], stream)? };
     }
     Ok(memory)

@@ -1,7 +1,7 @@
-//! One bucket's launch without a schedule, and work that is concurrent with a step, for benches to time.
+//! Runs one bucket's launch without a schedule, and work beside a step, so that benches can time them.
 //!
-//! This is not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's
-//! own ops on a GPU. This file must add nothing to a launch.
+//! This module is not part of the documented interface. A bench runs the same code as a user: `BucketStep` on the host,
+//! and the ops of a device on a GPU. This module must add no work to a launch.
 
 mod gpu;
 mod host;
@@ -28,13 +28,13 @@ pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
 pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Mark, Sample, Times, Trainer, Work};
 
-/// Returns the event from which the times of a stepper's recorded ops count, if it records. A bench then times the
-/// trainer's stream by the same clock.
+/// Returns the event at time zero of a stepper's recorded ops, or `None` if the stepper does not record. With this
+/// event a bench times the trainer's stream on the same clock.
 pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
     stepper.clock_zero()
 }
 
-/// Makes a plan with buckets of `cap_bytes`, the first one included, without tails.
+/// Makes a plan without tail blocks, in which every bucket has the cap `cap_bytes`, even the first.
 fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> Result<Arc<Plan>> {
     let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
     Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default(), storage)?))
@@ -61,8 +61,8 @@ impl Distant {
     /// Number of elements of each array.
     pub const ELEMENTS: usize = 64 << 10;
 
-    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper; otherwise at the
-    /// same offset.
+    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper. Otherwise all
+    /// start at the same offset.
     ///
     /// # Errors
     /// `Unsupported` if this CPU lacks the instruction set, `Layout` if 769 MiB of address space cannot be had.

@@ -1,8 +1,8 @@
-//! Objects of the public interface, with the bench's memory and streams. They are a bucket step and only its kernel, a
-//! stepper with tensors that move, and a stepper on the trainer's stream.
+//! Objects of the public interface, with the bench's memory and streams. They are a bucket step and its bare kernel, a
+//! stepper on tensors that move, and a stepper on the trainer's stream.
 //!
 //! [`Alone`] steps the same memory through a bucket step or by its kernel alone. The difference in time is the cost of
-//! the bucket step. [`Moving`] is for the cost of `Stepper::rebind`; nothing ever steps its tensors.
+//! the bucket step. [`Moving`] measures the cost of `Stepper::rebind`. Nothing ever steps its tensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -30,14 +30,14 @@ pub struct Alone {
     scaling: Scaling,
     kernels: Kernels,
     launches: Vec<(InstepStepArgs, Vec<InstepTile>)>,
-    /// The addresses of parameters, gradients and states: one run each, or one per parameter.
+    /// The addresses of parameters, gradients and states: one run of each kind, or one run per parameter.
     addresses: [Vec<*mut c_void>; 4],
     _memories: Arc<Memories>,
 }
 
 impl Alone {
-    /// Builds a bucket of `params` parameters of `elements` elements each, a multiple of 256. The public object takes
-    /// one run per kind of tensor, or if `is_apart` one per parameter.
+    /// Builds a bucket of `params` parameters. Each has `elements` elements, a multiple of 256. The public object gets
+    /// one run per kind of tensor. With `is_apart` it gets one run per parameter.
     ///
     /// # Errors
     /// Errors as for `BucketStepBuilder::host`.
@@ -76,7 +76,7 @@ impl Alone {
     /// Runs the kernel over the whole bucket.
     pub fn run_kernel(&mut self) {
         for (args, tiles) in &self.launches {
-            // SAFETY: arguments of this bucket, whose memory `&mut self` holds alone.
+            // SAFETY: the arguments are of this bucket, and only `&mut self` reaches the bucket's memory.
             unsafe { self.kernels.step(args, std::ptr::null(), 0, tiles.len() as u64, 0) }
         }
     }
@@ -84,13 +84,14 @@ impl Alone {
     /// Steps the bucket through the public object.
     ///
     /// # Errors
-    /// Errors as for `BucketStep::step`; none are possible today.
+    /// Errors as for `BucketStep::step`. No error is possible today.
     pub fn step(&mut self) -> Result<()> {
         let [params, grads, first, second] = &self.addresses;
         let tensor = |runs: &'_ [*mut c_void]| match runs {
-            // SAFETY: this bucket's own memory, which `&mut self` holds alone.
+            // SAFETY: this is the bucket's own memory, which only `&mut self` reaches.
             [run] => unsafe { Lent::at(*run) },
-            // SAFETY: this bucket's own memory, which `&mut self` holds alone; the list lives as long as the object.
+            // SAFETY: this is the bucket's own memory, which only `&mut self` reaches. The list lives as long as the
+            // object.
             runs => unsafe { Lent::at_each(std::slice::from_raw_parts(runs.as_ptr(), runs.len())) },
         };
         let tensors = StepTensors::new(tensor(params), tensor(grads)).states([tensor(first), tensor(second)]);
@@ -104,7 +105,7 @@ pub struct Moving {
     stepper: Stepper,
     layout: Layout,
     in_bucket: usize,
-    /// Parameters and gradients, in two places.
+    /// The parameters and the gradients, once for each of the two places.
     tensors: [[Vec<f32>; 2]; 2],
     side: usize,
 }
@@ -120,19 +121,19 @@ impl Moving {
         let mut tensors = [(); 2].map(|()| [(); 2].map(|()| vec![0.0f32; elements]));
         let builder = Stepper::builder(layout, AdamW::default()).threads(1);
         let memory = lend(layout, in_bucket, &mut tensors[0])?;
-        // SAFETY: the stepper is dropped first, and alone touches the tensors that it borrows.
+        // SAFETY: the stepper is dropped before the tensors, and no other code touches the tensors that it borrows.
         let stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
         Ok(Moving { stepper, layout: layout.clone(), in_bucket, tensors, side: 0 })
     }
 
-    /// Moves all tensors to the other memory.
+    /// Moves all tensors to the other place.
     ///
     /// # Errors
     /// Errors as for `Stepper::rebind`.
     pub fn move_all(&mut self) -> Result<()> {
         self.side = 1 - self.side;
         let memory = lend(&self.layout, self.in_bucket, &mut self.tensors[self.side])?;
-        // SAFETY: the stepper alone touches the tensors that it borrows; both sides hold zeros.
+        // SAFETY: only the stepper touches the tensors that it borrows, and both places hold zeros.
         unsafe { self.stepper.rebind(memory).map(drop) }
     }
 }
@@ -155,7 +156,7 @@ fn lend(layout: &Layout, in_bucket: usize, [params, grads]: &mut [Vec<f32>; 2]) 
 }
 
 impl Trainer {
-    /// Builds a stepper on the stream; its steps use at most `max_blocks` thread blocks.
+    /// Builds a stepper on the trainer's stream. Its steps use at most `max_blocks` thread blocks.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.

@@ -1,10 +1,10 @@
-//! Times launches on a GPU, and copies that move the same number of bytes. The GPU's events measure both. This file
-//! also has a trainer's stream.
+//! Times launches on a GPU, and copies that move the same number of bytes. CUDA events measure the times. This file
+//! also has the trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
 //! time is measured. The plug is one copy of the L2 cache's size per launch. If the plug was too short, the sample is
-//! marked. Only the measured work may be between the two events. The trainer's stream is never destroyed, so it
-//! outlives every stepper.
+//! marked as `starved`. Only the measured work may be between the two events. The trainer's stream is never destroyed,
+//! so it outlives every stepper.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::op::{Action, Phase};
 
 /// The most launches that the warm-up queues at a time.
 const WARM_UP_LAUNCHES: usize = 256;
-/// The most Begins that a sample queues. The host may be 8 passes ahead, and one Begin is not counted.
+/// The most Begins that a sample queues. The host may be 8 passes ahead of the GPU, and one of the Begins is not timed.
 pub const MOST_BEGINS: usize = 6;
 
 /// The work that a sample repeats.
@@ -29,13 +29,14 @@ pub enum Work {
     Step,
     /// Norms of buckets.
     Norm,
-    /// The opening of a pass, without its buckets.
+    /// The Begin of a pass, without the pass's buckets.
     Begin,
     /// The op that turns a norm into a clip coefficient.
     Decide,
-    /// The driver's device-to-device copies. Each moves this number of bytes, half of them read and half written.
+    /// The driver's device-to-device copies. A copy moves this number of bytes: it reads half of them and writes the
+    /// other half.
     Copy(u64),
-    /// The time of the same copies by a kernel.
+    /// The same copies, by the copy kernel.
     SmCopy(u64),
 }
 
@@ -44,7 +45,7 @@ pub enum Work {
 pub struct Sample {
     /// Time on the GPU, from the first launch to the end of the last.
     pub device_ns: f64,
-    /// Whether the GPU began before everything was queued, so that it may have waited for the host in between.
+    /// Whether the GPU began before all work was queued. The GPU may then have waited for the host in between.
     pub starved: bool,
 }
 
@@ -65,8 +66,8 @@ impl GpuLauncher {
         for _ in 0..=buckets.len() {
             self.copy_plug()?;
         }
-        // The plug has evicted everything from the cache. In a loop over the buckets, the last bucket would be in the
-        // cache if it fits, so that bucket runs first, without being timed.
+        // The plug has evicted everything from the cache. In a loop over the buckets, the cache would hold the last
+        // bucket if it fits. The last bucket therefore runs once before the timed launches.
         self.launch(work, buckets[buckets.len() - 1])?;
         self.record(&start)?;
         buckets.iter().try_for_each(|bucket| self.launch(work, *bucket))?;
@@ -76,7 +77,7 @@ impl GpuLauncher {
     }
 
     /// Repeats `work` on these buckets until the GPU has been busy with it for `duration`. Returns that time in
-    /// nanoseconds. It gives up after four times `duration` on the host's clock.
+    /// nanoseconds. Gives up after four times `duration` on the host's clock.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
@@ -185,7 +186,8 @@ impl Trainer {
         self.marks[mark as usize].record(self.stream())
     }
 
-    /// Waits for the last mark. Times count from `zero`, or else from the first mark.
+    /// Waits for the last mark, and returns the times. They count from `zero`, or from the first mark if `zero` is
+    /// `None`.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.

@@ -1,6 +1,6 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs; every other
+//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs. Every other
 //! tensor is one run.
 #![allow(unsafe_code)]
 
@@ -67,10 +67,10 @@ impl BucketStepBuilder {
 
 /// Lends slices of cudarc. They must be on the step's GPU and in its context.
 ///
-/// cudarc orders the uses of a slice by two events, unless its context has only one stream or does not track events.
-/// These events add driver calls to a step. A slice that is written adds two waits before the step and one record after
-/// it. A slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, but you must
-/// then order all uses of the memory yourself.
+/// cudarc orders the uses of a slice by two events, unless the slice's context has only one stream or does not track
+/// events. These events add driver calls to a step. A slice that is written adds two waits before the step and one
+/// record after it. A slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls,
+/// but you must then order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
@@ -96,7 +96,7 @@ impl<'a> Lent<'a> {
     ///
     /// # Ordering
     /// The stream waits for earlier uses of the slice. Keep the second returned value until the step is enqueued.
-    /// Dropping it records the event for which later uses of the slice wait.
+    /// Dropping this value records the event for which later uses of the slice wait.
     pub fn cuda_slice_mut<T: StepElement>(
         slice: &'a mut impl DevicePtrMut<T>,
         stream: &'a CudaStream,
@@ -134,26 +134,30 @@ impl Engine for OnGpu {
 }
 
 impl BucketStep<OnGpu> {
-    /// Enqueues the step on a stream. The stream must come after the all-reduce of the gradients.
+    /// Enqueues the step on a stream. The stream must wait for the all-reduce of the gradients before this call.
     ///
     /// # Ordering
     /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
-    /// stream. In four cases an additional launch first computes the scalars: if the bucket has LAMB; if the bucket has
-    /// more than 1,392 parameters; if the GPU has decided an update ([`Scaling::grad_scaler`],
-    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before; or if parameters have more than 24 combinations
-    /// of step count, hyperparameters and action.
+    /// stream. In four cases an additional launch first computes the scalars:
+    ///
+    /// - The bucket has LAMB.
+    /// - The bucket has more than 1,392 parameters.
+    /// - This call or an earlier one has a [`Scaling::grad_scaler`], or [`enqueue_norm`](Self::enqueue_norm) was called
+    ///   before.
+    /// - In this call or an earlier one, the parameters have more than 24 combinations of step count, hyperparameters
+    ///   and action.
     ///
     /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
     /// parameters or gradients are in separate runs, and their addresses change a third time before the GPU has copied
     /// the first change.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for tensors that lie
-    /// apart, except parameters and gradients. `Device` if a launch fails, and `Poisoned` in every later call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for tensors in separate
+    /// runs other than parameters and gradients. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream belongs to this GPU, lives until it has run the step, and is not being captured, because a replay
-    /// would not count as a step. The tensors are in this GPU's memory and meet the contract of
+    /// The stream belongs to this GPU and lives until it has run the step. The stream is not being captured, because a
+    /// replay would not count as a step. The tensors are in this GPU's memory and meet the contract of
     /// [`Lent::at`](super::Lent::at).
     pub unsafe fn enqueue(
         &mut self,
@@ -180,9 +184,9 @@ impl BucketStep<OnGpu> {
     ///
     /// # Errors
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory, and for tensors that lie apart, except parameters and gradients. `Order` if the norm has not been
-    /// decided, the bucket was not added to it, or the bucket was stepped since. `Device` if a launch fails, and
-    /// `Poisoned` in every later call.
+    /// memory, and for tensors in separate runs other than parameters and gradients. `Order` if the norm has not been
+    /// decided, the bucket was not added to it, or the bucket was stepped after it was added. `Device` if a launch
+    /// fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
@@ -197,7 +201,8 @@ impl BucketStep<OnGpu> {
         self.bind(tensors)?;
         let OnGpu { engine, bases } = &mut self.engine;
         norm.block().during(stream, |block| {
-            // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
+            // SAFETY: the caller's promise. The block is alive, and `during` orders this work among the norm's other
+            // work.
             unsafe { engine.step(bases, |args| Scaling::NONE.put(args), Some(block), stream) }
         })?;
         self.is_stale = false;
@@ -208,8 +213,8 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream, after the norm's last call on any stream. Makes two launches in the first call,
-    /// and after a parameter was frozen or unfrozen since the last step.
+    /// Makes one launch on the stream, after the norm's last call on any stream. The first call may make two launches,
+    /// and so may a call after a parameter was frozen or unfrozen since the last step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
@@ -229,10 +234,11 @@ impl BucketStep<OnGpu> {
         let lacks_some = self.shape.bind_grads(grads, &mut self.engine.bases)?;
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
-        // The norm reads from the records which parameters are frozen. Stale records are derived again here, as the
-        // step does later.
+        // The records tell the norm which parameters are frozen. If the records are stale, this call derives them
+        // again. Otherwise only the next step would do so.
         norm.block().during(stream, |block| {
-            // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
+            // SAFETY: the caller's promise. The block is alive, and `during` orders this work among the norm's other
+            // work.
             unsafe { engine.norm(bases, block, is_stale, stream) }
         })?;
         norm.marks().add(&mut self.mark);

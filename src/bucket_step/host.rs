@@ -1,6 +1,7 @@
 //! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
-//! A step makes one call into the kernels for its scalars, and one launch. It allocates nothing.
+//! A step makes one call into the kernels for its scalars. It then makes one launch per kind of optimizer, or two for
+//! LAMB. A step allocates nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -33,8 +34,7 @@ pub struct OnHost {
     norms: Vec<Launched>,
 }
 
-/// A launch: the job that the pool runs, and the owner's reference to the same job, through which the owner changes the
-/// job.
+/// A launch. The pool runs `job`. The owner changes the same job through `work`.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
@@ -82,7 +82,7 @@ impl OnHost {
         Ok(OnHost { memories, kernels, pool, bases, is_bound: false, steps, norms })
     }
 
-    /// Runs launches under a control block.
+    /// Runs launches with this control block.
     ///
     /// # Safety
     /// The bases are the addresses of this call's tensors. The block is valid, and only launches write it.
@@ -97,17 +97,17 @@ impl OnHost {
 
 impl Engine for OnHost {
     fn write_settings(&mut self, settings: &Settings) {
-        // SAFETY: no launch runs, since each needs the bucket mutably.
+        // SAFETY: no launch runs, because each launch borrows the bucket mutably.
         unsafe { self.memories.write_settings(settings) };
     }
 
     fn read_progress(&self, record: usize) -> Result<Progress> {
-        // SAFETY: no launch runs, since each needs the bucket mutably.
+        // SAFETY: no launch runs, because each launch borrows the bucket mutably.
         Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
     }
 
     fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
-        // SAFETY: no launch runs, since each needs the bucket mutably.
+        // SAFETY: no launch runs, because each launch borrows the bucket mutably.
         unsafe { self.memories.write_progress(record, progress) };
         Ok(())
     }
@@ -126,7 +126,7 @@ impl BucketStep {
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;
-        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
+        // SAFETY: `bind` has checked the tensors. The call borrows them, or the caller of `Lent::at` has promised that
         // they are valid.
         unsafe { self.step_again(scaling) }
     }
@@ -179,13 +179,13 @@ impl BucketStep {
     /// coefficient, or skipped.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, the bucket was not added to it, or
-    /// the bucket was stepped since, with this norm or without.
+    /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, or if the bucket was not added to
+    /// it. `Order` also if the bucket was stepped after it was added, with this norm or without.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
         self.begin(Scaling::NONE);
-        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
+        // SAFETY: `bind` has checked the tensors. The call borrows them, or the caller of `Lent::at` has promised that
         // they are valid. `norm` is borrowed mutably.
         unsafe { self.engine.run(&self.engine.steps, norm.control()) };
         norm.marks().step(&mut self.mark);
@@ -200,18 +200,18 @@ impl BucketStep {
     pub fn add_norm(&mut self, grads: &Lent<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_add(&self.mark, || self.name())?;
         let (mut outcome, shape) = (Ok(false), &self.shape);
-        // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
+        // SAFETY: no launch of this bucket runs, because the bucket is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
         let lacks_some = outcome?;
         self.engine.is_bound = false;
         self.pass_over_missing(grads, lacks_some);
         if self.is_stale {
-            // The norm reads from the records which parameters are frozen. Stale records are derived again here, as the
-            // step does later.
+            // The records tell the norm which parameters are frozen. If the records are stale, this call derives them
+            // again. Otherwise only the next step would do so.
             self.begin(Scaling::NONE);
         }
         let engine = &self.engine;
-        // SAFETY: `bind_grads` has checked the gradients; the call borrows them, or the caller of `Lent::at` has
+        // SAFETY: `bind_grads` has checked the gradients. The call borrows them, or the caller of `Lent::at` has
         // promised that they are valid. `norm` is borrowed mutably.
         unsafe { engine.run(&engine.norms, norm.control()) };
         norm.marks().add(&mut self.mark);
@@ -221,7 +221,7 @@ impl BucketStep {
     /// Stores the addresses of a call's tensors, or refuses the tensors before anything has changed.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let (mut outcome, shape) = (Ok(false), &self.shape);
-        // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
+        // SAFETY: no launch of this bucket runs, because the bucket is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind(tensors, bases)) };
         let lacks_some = outcome?;
         self.engine.is_bound = true;
@@ -235,8 +235,8 @@ impl BucketStep {
         let engine = &self.engine;
         let mut args = begin_args(engine.memories.regions(), &self.assignment.constants);
         scaling.put(&mut args);
-        // SAFETY: control memory holds that many records of optimizers that the builder has checked, and nothing runs on
-        // it; `Scaling`'s addresses are valid by its own contract.
+        // SAFETY: control memory holds that many records, and the builder has checked their optimizers. Nothing runs on
+        // this memory. `Scaling`'s addresses are valid by its own contract.
         unsafe { engine.kernels.begin(&args) }
     }
 }

@@ -1,8 +1,8 @@
 //! Tracks which buckets were added to a norm, from the norm's beginning to the last step after its decision.
 //!
-//! A bucket is added once and stepped once, with a norm or without. A norm is decided over at least one bucket. A
-//! caller that has taken a norm's sum may have added other gradients to the sum. Such a norm may therefore step buckets
-//! that were added to another norm.
+//! After a norm has begun, each bucket is added once and then stepped once. A step without the norm counts too. A norm
+//! is decided over at least one bucket. A caller that has taken a norm's sum may have added other gradients to the sum.
+//! Such a norm may therefore step buckets that were added to another norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,7 @@ impl NormMarks {
         Err(Error::order("norm", "no bucket was added", "add the gradients of each bucket first"))
     }
 
-    /// Refuses a step of a bucket that was not added, or that was stepped since.
+    /// Refuses a step of a bucket that was not added, or that was stepped after it was added.
     pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         let (wrong, remedy) = match self.buckets.get(&bucket.id) {
             Some(added) if added.is_stepped => {

@@ -1,4 +1,4 @@
-//! Steps a single bucket now: the fused launch without a stepper, on the caller's memory.
+//! Steps a single bucket at once: the fused launch without a stepper, on the caller's memory.
 //!
 //! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
 //! launches, so both give the same bits. A call checks everything before it writes anything.
@@ -33,7 +33,7 @@ use shape::Shape;
 /// The step of one bucket, on tensors that come with each call.
 ///
 /// `BucketStep` is for engines that reduce gradients themselves and need only the fused update, without passes,
-/// collectives or a schedule. A `BucketStep` keeps step counts and hyperparameters; the caller owns parameters,
+/// collectives or a schedule. A `BucketStep` keeps step counts and hyperparameters. The caller owns parameters,
 /// gradients and states. Buckets may be stepped in any order, on any thread.
 ///
 /// For a model with several buckets, build one `BucketStep` per bucket: [`BucketStepBuilder::bucket`] names the
@@ -109,7 +109,7 @@ impl Left {
 }
 
 impl BucketStep {
-    /// Starts the options of a step of a layout's parameters.
+    /// Returns the options of a step for a layout's parameters.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> BucketStepBuilder {
         BucketStepBuilder::new(layout, optimizer.as_rule().boxed())
     }

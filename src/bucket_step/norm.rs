@@ -19,11 +19,11 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 /// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
 /// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error that
-/// names the bucket. You must add every bucket, even if all its parameters are frozen or have no gradient; such a
+/// names the bucket. You must add every bucket, even if all its parameters are frozen or have no gradient. Such a
 /// bucket does not change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
-/// before they decide. After its sum was taken, a norm may be decided even if no bucket was added, as on a rank without
-/// shards. It may then also step buckets that were added to another norm, because only the caller knows which gradients
-/// are in the sum.
+/// before they decide. After its sum was taken, a norm may be decided even if no bucket was added, for example on a
+/// rank without shards. Such a norm may also step buckets that were added to another norm, because only the caller
+/// knows which gradients are in the sum.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -75,8 +75,8 @@ enum Phase {
 pub struct NormSum<'a> {
     /// The digits of the sum in base 2^32. Each has 64 bits, to leave room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude, as the bits of an f32. As integers, these bits have the order of the magnitudes, and NaN
-    /// is above infinity.
+    /// The largest magnitude, as the bits of an f32. Compared as integers, these bits have the order of the magnitudes,
+    /// and NaN is above infinity.
     pub largest: &'a mut u32,
 }
 
@@ -95,9 +95,9 @@ pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 /// The outcome of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The norm of all averaged gradients. The norm is infinite or NaN if a gradient is.
+    /// The norm of all averaged gradients. The norm is infinite or NaN if a gradient is infinite or NaN.
     pub norm: f64,
-    /// The factor by which steps clip the gradients; 1 if nothing is clipped or everything is skipped.
+    /// The factor by which steps clip the gradients. It is 1 if nothing is clipped or everything is skipped.
     pub clip: f64,
     /// Whether all gradients are finite.
     pub is_finite: bool,
@@ -116,8 +116,8 @@ impl GradNorm {
     /// Makes a norm on the CPU.
     ///
     /// # Errors
-    /// `Config` if `INSTEP_ISA` names no instruction set, `Unsupported` if this machine lacks it, `Arithmetic` if the
-    /// kernels fail their self-test.
+    /// `Config` if `INSTEP_ISA` is not the name of an instruction set. `Unsupported` if this machine lacks the named
+    /// set. `Arithmetic` if the kernels fail their self-test.
     pub fn host() -> Result<GradNorm> {
         let kernels = Kernels::load(Isa::from_environment()?)?;
         let memories = Memories::without_tensors(Counts::default())?;
@@ -126,7 +126,7 @@ impl GradNorm {
         Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
-    /// Begins a new norm. `scaling` must hold for all gradients that are added.
+    /// Begins a new norm. `scaling` must describe all gradients that are added.
     ///
     /// # Errors
     /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`.
@@ -135,7 +135,8 @@ impl GradNorm {
         scaling.refuse_clip()?;
         let mut args = begin_block(self.control());
         scaling.put(&mut args);
-        // SAFETY: one control block of our own and no records; `Scaling`'s addresses are valid by its own contract.
+        // SAFETY: there is one control block of our own, and no record. `Scaling`'s addresses are valid by its own
+        // contract.
         unsafe { self.block.kernels.begin(&args) };
         self.mark_begun();
         Ok(())
@@ -152,7 +153,7 @@ impl GradNorm {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
         self.marks.refuse_empty()?;
-        // SAFETY: one control block of our own, on which nothing runs while it is borrowed mutably.
+        // SAFETY: the control block is our own, and nothing runs on it while it is borrowed mutably.
         let control = unsafe {
             self.block.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
             self.block.memories.read_control()
@@ -162,15 +163,15 @@ impl GradNorm {
     }
 
     /// Returns the sum so far. Ranks with shards of the gradients add up their sums. A rank without shards takes part
-    /// in this too.
+    /// in the addition too.
     ///
     /// # Errors
     /// `Order` without [`begin`](Self::begin).
     pub fn sum(&mut self) -> Result<NormSum<'_>> {
         self.refuse_decided()?;
         self.marks.take_sum();
-        // SAFETY: nothing runs on the block while it is borrowed mutably, and the fields of the returned sum borrow it
-        // so.
+        // SAFETY: nothing runs on the block while it is borrowed mutably, and the returned sum keeps it borrowed
+        // mutably.
         let control = unsafe { &mut *self.control() };
         Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
     }
@@ -181,7 +182,7 @@ impl GradNorm {
     /// `Order` if the norm has not been decided.
     pub fn decision(&mut self) -> Result<Decision> {
         self.refuse_undecided()?;
-        // SAFETY: nothing runs on the block, since it is borrowed mutably.
+        // SAFETY: nothing runs on the block, because it is borrowed mutably.
         Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
     }
 
@@ -200,7 +201,7 @@ impl GradNorm<NormOnGpu> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::of(cuda)?)))
     }
 
-    /// Enqueues the beginning of a new norm. `scaling` must hold for all gradients that are added.
+    /// Enqueues the beginning of a new norm. `scaling` must describe all gradients that are added.
     ///
     /// # Ordering
     /// The launch runs on the stream, after the norm's last call on any stream. The same holds for every call of this
@@ -243,12 +244,11 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns the addresses of the sum so far. Your own work on the stream may combine it over ranks, as for a
-    /// [`NormSum`].
+    /// Returns the addresses of the sum so far. Your own work on the stream may combine the sum over ranks, as
+    /// [`NormSum`] describes.
     ///
     /// # Ordering
-    /// The stream waits for the norm's last call. The decision comes after your work if it is enqueued on the same
-    /// stream.
+    /// The stream waits for the norm's last call. The decision comes after your work if both are on the same stream.
     ///
     /// # Errors
     /// `Order` without [`enqueue_begin`](Self::enqueue_begin). `Device` if the driver refuses to wait.

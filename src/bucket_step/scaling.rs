@@ -21,17 +21,17 @@ pub struct Scaling {
     world_size: u32,
     loss_scale: f64,
     clip: f64,
-    /// The addresses of one f32 each, which meet the contract of [`grad_scaler`](Scaling::grad_scaler).
+    /// Addresses of one f32 each. They meet the contract of [`grad_scaler`](Scaling::grad_scaler).
     pub(super) grad_scale: Option<Address>,
     pub(super) found_inf: Option<Address>,
 }
 
 impl Scaling {
-    /// The factors of gradients that are stepped as they are.
+    /// No factors: a step takes the gradients unchanged.
     pub const NONE: Scaling =
         Scaling { world_size: 1, loss_scale: 1.0, clip: 1.0, grad_scale: None, found_inf: None };
 
-    /// Returns the factors of gradients that are sums over `world_size` ranks: the step divides by that number.
+    /// Returns the factors of gradients that are sums over `world_size` ranks. The step divides by that number.
     pub fn mean(world_size: u32) -> Scaling {
         Scaling { world_size, ..Scaling::NONE }
     }
@@ -69,7 +69,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Refuses a clip coefficient if a norm decides it.
+    /// Refuses a clip coefficient, for calls in which a norm decides the coefficient.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Changes to a bucket between two steps, on either device: hyperparameters, frozen parameters, step counts.
 //!
-//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper. The devices
-//! implement only what [`Engine`] asks for.
+//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper. A device
+//! implements only the trait [`Engine`].
 
 use super::builder::group_of;
 use super::tensors::Lent;
@@ -106,7 +106,7 @@ impl<E: Engine> BucketStep<E> {
     }
 
     /// Freezes or unfreezes a parameter. Steps skip a frozen parameter, as they skip a parameter without a gradient.
-    /// Its tensors and step count do not change, its memory is not read, and norms leave it out. To skip a parameter in
+    /// Its tensors and step count do not change. Its memory is not read, and norms leave it out. To skip a parameter in
     /// only one step, lend no gradient for it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
@@ -165,17 +165,18 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`step_count`](Self::step_count).
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count). `Config` in these cases: the count is 2^63 or more; the count is
-    /// above 0, and the number that the optimizer carries is missing; the optimizer carries no number, and a number
-    /// other than 1 is given; the number is not a product of momenta, which is 1 before the first update, and then at
-    /// least 0 and below 1. Nothing has changed then.
+    /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. `Config` if the optimizer
+    /// carries a number, and a count above 0 comes without it. `Config` if the optimizer carries none, and a number
+    /// other than 1 is given. `Config` if the number is not a product of momenta. The product is 1 before the first
+    /// update, and then at least 0 and below 1. Nothing has changed then.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;
         self.engine.write_progress(record, progress)
     }
 
-    /// Records which gradients are missing in a call. Does nothing if this call and the last one have all gradients.
+    /// Records which gradients are missing in a call. Does nothing if both this call and the last call have all
+    /// gradients.
     pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
         if !lacks_some && !self.lacks_some {
             return;

@@ -36,7 +36,7 @@ impl Kind {
         elements.div_ceil(1 << self.log2_elements)
     }
 
-    /// Returns true if an address is not a multiple of a unit.
+    /// Returns true if an address is not a multiple of the unit's size.
     fn is_misaligned(&self, address: usize) -> bool {
         // The bytes are a power of two, and a mask is faster than a division.
         address as u64 & (self.bytes - 1) != 0
@@ -142,13 +142,13 @@ impl Shape {
         }
     }
 
-    /// Empties the addresses: one entry for all segments, or one per segment.
+    /// Resets the addresses to one empty entry for all segments, or to one per segment.
     fn clear(&self, bases: &mut Vec<Bases>, is_whole: bool) {
         bases.clear();
         bases.resize(if is_whole { 1 } else { self.extents.len() }, Bases::default());
     }
 
-    /// Writes the addresses to which the tiles of each segment add their offsets in one tensor.
+    /// Writes each segment's base address in one tensor. The segment's tiles add their offsets to this address.
     fn fill(&self, kind: &Kind, tensor: &Lent<'_>, bases: &mut [Bases]) {
         let runs = match &tensor.location {
             Location::Whole(run) => return bases.iter_mut().for_each(|of| of.set(kind.memory, run.address)),
@@ -175,7 +175,7 @@ impl Shape {
         self.check_lent(kind, tensor)
     }
 
-    /// Makes all checks of a tensor except the check that it may be written.
+    /// Makes all checks of a tensor, except the check that the step may write it.
     fn check_lent(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
         if self.is_on_gpu {
@@ -214,7 +214,7 @@ impl Shape {
         }
     }
 
-    /// Checks the run of the whole bucket, or that of the parameter at `place` of the bucket's list.
+    /// Checks the run of the whole bucket, or the run of the parameter at `place` of the bucket's list.
     fn check_run(&self, kind: &Kind, run: &Run, place: Option<usize>, len: u64) -> Result<()> {
         let refuse = |wrong: &dyn std::fmt::Display, remedy| {
             let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
@@ -254,7 +254,7 @@ impl Shape {
         Err(Error::layout(thing, wrong, remedy))
     }
 
-    /// Refuses runs that overlap, among those that cover the whole bucket.
+    /// Refuses overlapping runs. This compares only runs that cover the whole bucket.
     fn refuse_overlap(&self, tensors: &StepTensors<'_>) -> Result<()> {
         let mut runs = [(0, 0, 0); KINDS];
         let mut count = 0;

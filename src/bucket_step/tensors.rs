@@ -19,16 +19,16 @@ pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 /// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one run for the whole
 /// bucket, or one run per parameter.
 ///
-/// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come
-/// in the order in which the bucket lists its parameters.
+/// One run has the bucket's offsets: element k of the bucket lies k elements after the run's start. Runs per parameter
+/// come in the order in which the bucket lists its parameters.
 ///
 /// If each gradient has its own run, some gradients may be missing. The call skips a parameter without a gradient, as
-/// if it were [frozen](super::BucketStep::set_frozen). Its tensors and step count do not change, and norms leave it
-/// out.
+/// if the parameter were [frozen](super::BucketStep::set_frozen). The parameter's tensors and step count do not change,
+/// and norms leave it out.
 #[derive(Debug)]
 pub struct Lent<'a> {
     pub(super) location: Location,
-    /// The type of a slice's elements; `None` for addresses.
+    /// The type of a slice's elements. `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
     /// Whether the slice lies on a GPU. For an address, the caller is responsible.
@@ -59,8 +59,8 @@ pub(super) struct Runs {
     is_raw: bool,
 }
 
-// SAFETY: slices of plain numbers, which may go to another thread; or addresses, to which the caller orders all
-// accesses.
+// SAFETY: a tensor has slices of plain numbers, which may move to another thread, or addresses. The caller of
+// `Lent::at` orders all accesses to an address.
 unsafe impl Send for Lent<'_> {}
 
 impl Runs {
@@ -93,7 +93,7 @@ impl Run {
         Run { address: slice.as_mut_ptr().expose_provenance(), elements: Some(slice.len()) }
     }
 
-    /// Returns whether the run, a gradient, is missing.
+    /// Returns whether the run is a missing gradient.
     pub(super) fn is_none(&self) -> bool {
         self.address == 0
     }
@@ -124,14 +124,14 @@ impl<'a> Lent<'a> {
     /// Lends one writable run per parameter to a step.
     ///
     /// # Shapes
-    /// There is one run per parameter, in the order in which the bucket lists them, each as long as its parameter. A
-    /// run of scales has one scale per 256 elements, rounded up. The list is borrowed as long as its slices, so make a
-    /// new list for each step. Parameters may be in separate runs while states are in one run.
+    /// There is one run per parameter, in the order in which the bucket lists the parameters. Each run is as long as
+    /// its parameter. A run of scales has one scale per 256 elements, rounded up. The list is borrowed as long as its
+    /// slices, so make a new list for each step. Parameters may be in separate runs while states are in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
             Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
         }
         let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
@@ -146,7 +146,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
@@ -161,7 +161,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
             let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
             slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
         }
@@ -192,7 +192,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
             let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
             slice.map_or(Run::NONE, Run::of)
         }
@@ -203,8 +203,8 @@ impl<'a> Lent<'a> {
     /// Lends the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// The following holds until each call that gets the address has run. The address is aligned to an element, and
-    /// valid for the tensor's elements, in the type of the step's precision and in the memory of the step's device.
+    /// The following holds until each call that gets the address has run. The address is aligned to an element and lies
+    /// in the memory of the step's device. It is valid for the tensor's elements, in the type of the step's precision.
     /// Elements that are read are initialised. Nothing else touches the elements that the call touches, and no other
     /// tensor of the call overlaps them. (If two runs that cover the whole bucket overlap, the call refuses them.)
     pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
@@ -220,7 +220,7 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
-    /// Lends one address per parameter. On a GPU only parameters and gradients may be in separate runs; any other
+    /// Lends one address per parameter. On a GPU only parameters and gradients may be in separate runs. Any other
     /// tensor is one run with the bucket's offsets. A null address means that the gradient is missing and its parameter
     /// is skipped.
     ///
@@ -313,7 +313,7 @@ impl<'a> StepTensors<'a> {
         all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
-    /// Starts a set with parameters and summed gradients. The optimizer and the precision decide which other tensors a
+    /// Makes a set of parameters and summed gradients. The optimizer and the precision decide which other tensors a
     /// step needs.
     pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
@@ -332,8 +332,8 @@ impl<'a> StepTensors<'a> {
         self
     }
 
-    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements. With 8-bit states, every offset in
-    /// the bucket is a multiple of 256.
+    /// Adds the scales of 8-bit states, in the order of the states: one f32 per 256 elements. With 8-bit states, every
+    /// offset in the bucket is a multiple of 256.
     pub fn scales(
         mut self,
         scales: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
@@ -377,11 +377,11 @@ impl Scaling {
     /// change. Gradients are still zeroed or averaged, if the step was built with that option.
     ///
     /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are already unscaled. The step
-    /// only reads `found_inf`; your code must set it to the same value on all ranks. A null `found_inf` counts as 0.
+    /// only reads `found_inf`. Your code must set it to the same value on all ranks. A null `found_inf` counts as 0.
     ///
     /// # Safety
-    /// Each address is null, or lies in the memory of the step's device and is valid until each call that gets it has
-    /// run. Nothing writes to the address until then. The calls refuse an unaligned address.
+    /// Each address is null, or is valid in the memory of the step's device until each call that gets it has run.
+    /// Nothing writes to the address until then. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

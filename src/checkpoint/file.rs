@@ -41,8 +41,8 @@ impl Disk for System {
 /// replaced, or created if it does not exist.
 ///
 /// # Errors
-/// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and the errors of `write`. The file
-/// is unchanged then, unless only the folder could not be flushed.
+/// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses a call, and the errors of `write`.
+/// After these errors the old file is unchanged, unless the error came from flushing the folder.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
@@ -127,7 +127,7 @@ fn follow_links(path: &Path) -> Result<PathBuf> {
             return Ok(target);
         }
         let next = std::fs::read_link(&target).map_err(Error::file(path.display()))?;
-        // Relative links start at the folder of the link; an absolute one replaces it.
+        // A relative link starts at the link's folder. An absolute link replaces the path.
         target = target.parent().unwrap_or(Path::new("")).join(next);
     }
     Err(Error::checkpoint(path.display(), "leads through too many symbolic links", "name the file itself"))

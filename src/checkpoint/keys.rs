@@ -8,7 +8,7 @@ pub(super) const PARAM: &str = "param.";
 pub(super) const STATE: &str = "state.";
 /// The prefix of a parameter's name, for its moving average.
 pub(super) const EMA: &str = "ema.";
-/// The step count's name; it is used like a state's name.
+/// The step count's name. It is used like a state's name.
 pub(super) const STEP: &str = "step";
 /// The tensor of checksums.
 pub const CHECKSUMS: &str = "crc32";

@@ -1,8 +1,8 @@
 //! Saves a training in one file, from which it resumes bit for bit. The file is complete, or it does not exist.
 //!
 //! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
-//! rank count or instruction set. It loads into any stepper whose parameters have the same names and lengths and whose
-//! optimizer has the same states.
+//! rank count or instruction set. It loads into any stepper with the same names and lengths of parameters, and with the
+//! same states of the optimizer.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
 //! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, also with
@@ -24,10 +24,10 @@
 //!
 //! A parameter's name may have dots, but a state's name has none. A key is therefore split at its last dot. The file
 //! has no gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that
-//! loads a file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper
+//! loads a file keeps its own settings. If a run has [changed](Stepper::set_hyper) them, set them again. If the stepper
 //! keeps moving averages and the file has none, the averages start as the loaded parameters. If the file has averages
 //! and the stepper keeps none, the load is refused. [Copies](crate::StepperBuilder::copy_params) are not saved. A load
-//! does not change a parameter's copy; the next update writes the copy. [`export`] writes only the parameters, in their
+//! does not change a parameter's copy. The next update writes the copy. [`export`] writes only the parameters, in their
 //! own types.
 //!
 //! ```
@@ -91,15 +91,15 @@ use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
-/// Saves to a file and replaces it atomically. **Only rank 0 writes**; other ranks return at once, so every rank may
-/// call it. With [shards](crate::Strategy), all ranks must make this call, and each rank sends its shards to rank 0.
+/// Saves to a file and replaces it atomically. **Only rank 0 writes**. Other ranks return at once, so every rank may
+/// call this. With [shards](crate::Strategy), all ranks must make this call, and each rank sends its shards to rank 0.
 /// (With [`save_together`], each rank writes its own shards.) The file is the same as without shards. If ranks have
 /// different models, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
 ///
 /// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
 /// flushed to disk and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read.
-/// The next save to the same path removes it, and so does any save into the same folder a day later. Two processes must
-/// not save to one path at the same time: one save may fail, and either may be the last.
+/// The next save to the same path removes it. A day later, any save into the same folder removes it too. Two processes
+/// must not save to one path at the same time. One save may fail, and the file of either may remain.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
@@ -140,15 +140,15 @@ fn save_file<D: Device>(
         write(&mut Patient::new(file, is_shared))
     });
     if is_shared && !has_gathered {
-        // The other ranks wait for this rank's parts, so this rank sends them even after an error. The error of the
-        // file is reported.
+        // The other ranks wait for this rank's parts, so this rank sends them even after an error. Only the error of
+        // the file is reported.
         let _ = write(&mut std::io::sink());
     }
     outcome
 }
 
-/// Writes a checkpoint to any writer, from front to back, on any rank. With [shards](crate::Strategy) all ranks call it
-/// together.
+/// Writes a checkpoint to any writer, from front to back, on any rank. With [shards](crate::Strategy) all ranks must
+/// make this call.
 ///
 /// ```
 /// # use instep::{checkpoint, Layout, Sgd, Solo, Stepper};
@@ -164,7 +164,7 @@ fn save_file<D: Device>(
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]. `File` if `out` refuses; it may then have part of the data.
+/// Errors as for [`save`]. `File` if `out` returns an error. `out` may then have part of the data.
 pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
     write_with(stepper, &Extras::default(), out)
 }
@@ -175,7 +175,7 @@ pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]. `File` if `out` returns an error; `out` may then have part of the data. `Config` for a name
+/// Errors as for [`save`]. `File` if `out` returns an error. `out` may then have part of the data. `Config` for a name
 /// in `extras` that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
@@ -212,7 +212,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
     restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
 }
 
-/// Loads a state of `torch.optim` from a safetensors file, which needs no checksum:
+/// Loads a state of `torch.optim` from a safetensors file. The file needs no checksum. Python writes it as follows:
 ///
 /// ```python
 /// from safetensors.torch import save_file
@@ -267,7 +267,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// verified.
 ///
 /// # Ordering
-/// Ordering as for [`load`]. The same rules hold for ranks.
+/// Ordering as for [`load`]. The rules for several ranks are also those of `load`.
 ///
 /// # Errors
 /// Errors as for [`load`]. `Layout` if `order` has a name that no parameter has.
@@ -282,7 +282,8 @@ pub fn import<D: Device>(
 /// Opens a tensor file for `instep diff`. A checkpoint is read to its end, and its checksums are verified.
 ///
 /// # Errors
-/// `Checkpoint` if the file is broken or a checksum differs, `File` if it cannot be read; both name the path.
+/// `Checkpoint` if the file is broken or a checksum differs, `File` if the file cannot be read. Both errors name the
+/// path.
 #[doc(hidden)]
 pub fn open_checked(path: &Path) -> Result<(Header, Data<File>)> {
     restore::open_checked(safetensors::regular_file(path)?).map_err(|error| inside(path, error))

@@ -14,7 +14,7 @@ use crate::layout::fold;
 
 const SUFFIX: &str = ".instep-partial";
 
-/// The number of hexadecimal digits, by which the files of two writers differ.
+/// The number of hexadecimal digits in the name. The files of two writers have different digits.
 const DIGITS: usize = 16;
 
 /// The longest name, in bytes, that all usual file systems allow.
@@ -36,7 +36,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Creates the hidden file for a file called `name`, with the permissions of the file that it will replace, if
+    /// Creates the hidden file for a file called `name`. `permissions` are those of the file that it will replace, if
     /// there is one.
     pub(super) fn create(
         folder: &Path,
@@ -101,7 +101,7 @@ pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the name, shortened to its beginning and a hash of the whole name if it is too long.
+/// Returns the name. A name that is too long is shortened to its beginning and a hash of the whole name.
 fn stem(name: &OsStr) -> OsString {
     let bytes = name.as_encoded_bytes();
     if bytes.len() <= MAX_STEM_BYTES {

@@ -21,7 +21,7 @@ use crate::stepper::Stepper;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Export {
     /// Writes [moving averages](crate::StepperBuilder::ema) instead of parameters. A parameter without an update has no
-    /// average yet, so its own value is written.
+    /// average yet, so the parameter's value is written.
     pub averages: bool,
     /// Writes everything in f32. If a parameter has a [master](crate::Master), the master's value is written. Otherwise
     /// each tensor has its parameter's type.
@@ -33,8 +33,8 @@ const METADATA: &str = "__metadata__";
 
 /// Writes only the parameters to a safetensors file, and atomically replaces a file at `path`. Names and shapes are
 /// those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
-/// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks make this call and **only rank 0 writes**, as in
-/// [`save`](super::save).
+/// `VarBuilder::from_mmaped_safetensors` load the file as it is. All ranks make this call and **only rank 0 writes**,
+/// as in [`save`](super::save).
 ///
 /// ```
 /// use instep::checkpoint::{self, Export};
@@ -99,9 +99,9 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
     out.flush().map_err(failed)
 }
 
-/// Loads parameters from a safetensors file that has them under their own names, as [`export`] and PyTorch's
-/// `save_file(model.state_dict())` write it. States and step counts stay as they are. Moving averages begin as the
-/// loaded parameters. Every rank may load. The next pass broadcasts the parameters of rank 0 to every rank.
+/// Loads parameters from a safetensors file that has them under their own names. [`export`] and PyTorch's
+/// `save_file(model.state_dict())` write such files. States and step counts stay as they are. Moving averages begin as
+/// the loaded parameters. Every rank may load. The next pass broadcasts the parameters of rank 0 to every rank.
 ///
 /// For a parameter of any type, values may be F32, F16 or BF16, or F64 that f32 represents exactly. If the parameter's
 /// type has fewer bits, values are rounded to nearest.

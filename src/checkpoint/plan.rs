@@ -24,7 +24,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether the file has no averages, so that the averages start as the parameters.
+    /// Whether the averages start as the parameters, because the file has no averages.
     pub(super) begins_emas: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
     pub(super) count: Count<'h>,
-    /// The number that the optimizer carries besides its step count, such as NAdam's `mu_product`, if it carries one.
+    /// The number that the optimizer carries besides its step count, such as NAdam's `mu_product`, if there is one.
     pub(super) carried: Option<Named<'h>>,
 }
 
@@ -162,8 +162,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// Returns the names of a parameter's step counts, each with its optimizer: one for the first optimizer and one for
-/// each further optimizer.
+/// Returns the names of a parameter's step counts, each with its optimizer. There is one for the first optimizer and
+/// one for each further optimizer.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

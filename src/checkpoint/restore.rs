@@ -1,4 +1,4 @@
-//! Loads a file into a stepper by reading it twice: the first reading finds every fault, the second changes the
+//! Loads a file into a stepper by reading it twice: the first reading finds every fault, and the second changes the
 //! stepper.
 //!
 //! In the second reading too, a tensor is read and checked as a whole before any of it is written. Nothing is written
@@ -26,7 +26,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     own: bool,
     sort: impl for<'h> FnOnce(&'h Header, &Stepper<D>) -> Result<Plan<'h>>,
 ) -> Result<Extras> {
-    // This refuses an open pass or a failed stepper before the file is read, which may take long.
+    // Reading the file may take long. An open pass or a failed stepper is therefore refused before it.
     if let Some(first) = stepper.layout().ids().next() {
         stepper.step_count(first)?;
     }
@@ -128,7 +128,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Removes the scalars that the stepper uses and accepts from `scalars`, and returns them.
+    /// Removes from `scalars` those that the stepper uses and accepts, and returns them.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -236,7 +236,7 @@ fn read<R: Read + Seek>(
     source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
 }
 
-/// Reads one number; [`Plan`] has checked that there is one element.
+/// Reads one number. [`Plan`] has checked that there is one element.
 fn stored<R: Read + Seek, T>(
     source: &mut Verified<R>,
     (key, tensor): Named<'_>,

@@ -1,7 +1,7 @@
 //! One file that ranks write together: each rank writes its own part of every tensor.
 //!
-//! Rank 0 creates the file, and the others find it by a random number in its name. Each rank reports its failures to
-//! the others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
+//! Rank 0 creates the file, and the other ranks find it by a random number in its name. Each rank reports its failures
+//! to the others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -17,13 +17,13 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::stepper::{Stepper, WORD_BYTES};
 
-/// The length of rank 0's first message: whether it has failed, and three numbers.
+/// The length of the fixed part of rank 0's message: whether rank 0 has failed, and three numbers.
 const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 
 /// Bytes of an element in the file.
 const ELEMENT_BYTES: u64 = DType::F32.bytes();
 
-/// The facts that ranks need to write.
+/// The facts that each rank must know before it writes.
 #[derive(Clone, Copy, Default)]
 struct Start {
     /// The random number in the name of the file.
@@ -42,9 +42,9 @@ struct Written {
 
 /// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy), so no rank
 /// gathers. The file has the same bytes as that of [`save`](super::save), and [`load`](super::load) reads it with any
-/// strategy. All ranks call it, each with a path to the same file, on a file system that all ranks reach. With
-/// [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards, this
-/// call is the same as `save`.
+/// strategy. All ranks must make this call, each with a path to the same file. All ranks must be able to reach the file
+/// system of this path. With [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others
+/// wait. Without shards, this call is the same as `save`.
 ///
 /// ```
 /// use instep::checkpoint;
@@ -64,11 +64,11 @@ struct Written {
 /// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. Rank 0 writes the scalars,
 /// the tensors without shards, and the checksums, which it combines from the checksums of all parts. Each rank flushes
 /// its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok`
-/// before this. The file system must allow several hosts to write different bytes of one file. Loading checks every
-/// byte.
+/// before rank 0 has done this. The file system must allow several hosts to write different bytes of one file. Loading
+/// checks every byte.
 ///
 /// # Ordering
-/// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
+/// Waits for all steps and for all ranks. The [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
 /// time to write and flush its parts. Allocates space for the longest part of a tensor.
 ///
 /// # Errors
@@ -105,8 +105,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls. They tell the other ranks to start, or that rank 0 has failed. They then join the parts and
-/// tell the other ranks the result.
+/// Makes rank 0's calls. The first call tells the other ranks to start, or that rank 0 has failed. The later calls
+/// collect and join the parts, and tell the other ranks the result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -127,8 +127,8 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
             file.write_all(&checksum_bytes(&checksums)).map_err(failed)
         })
     });
-    // If this rank failed before its first message, this is its first message. If the group has failed, no rank
-    // receives it.
+    // If this rank failed before its first message, this message is its first. If the group has failed, no rank
+    // receives the message.
     let told = tell(stepper, outcome.clone().map(|()| Start::default()));
     outcome.and(told.map(drop))
 }
@@ -193,7 +193,7 @@ fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<
     Ok(checksums)
 }
 
-/// Encodes a rank's parts, or the reason of its failure, as bytes. The first byte says which of the two follows.
+/// Encodes a rank's parts, or the reason for its failure, as bytes. The first byte says which of the two follows.
 fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
     match own {
         Ok(all) => {

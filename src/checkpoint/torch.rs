@@ -164,7 +164,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Returns the ending of a state's key.
+/// Returns the part of a state's key after the last dot.
 fn named(key: &str) -> &str {
     key.rsplit_once('.').map_or(key, |(_, name)| name)
 }

@@ -1,4 +1,4 @@
-//! A tensor file whose checksums are verified at every read.
+//! A tensor file. Its checksums are verified at every read.
 //!
 //! The header's checksum is compared when the file is opened. A tensor's checksum is compared after the tensor has been
 //! read. This module never reports success for a tensor before its checksum has been compared.
@@ -15,7 +15,7 @@ const ANOTHER: &str = "load another checkpoint";
 
 pub(super) struct Verified<R> {
     pub(super) data: Data<R>,
-    /// The checksum of each tensor, by the tensor's offset in the file; `None` if the file has no checksums.
+    /// The checksum of each tensor, by the tensor's offset in the file. `None` if the file has no checksums.
     checksums: Option<HashMap<u64, u32>>,
 }
 
@@ -41,7 +41,7 @@ impl<R: Read + Seek> Verified<R> {
 
     /// Passes all of a tensor's bytes to `take`, in pieces of whole elements.
     ///
-    /// The data are verified only once this returns `Ok`.
+    /// The data are verified only after this function has returned `Ok`.
     pub(super) fn stream(
         &mut self,
         key: &str,

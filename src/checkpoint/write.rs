@@ -61,7 +61,7 @@ pub(super) fn failed(error: io::Error) -> Error {
     Error::file("the checkpoint")(error)
 }
 
-/// Returns the checksums, which are the data of the last tensor.
+/// Returns the checksums as bytes. They are the data of the last tensor.
 pub(super) fn checksum_bytes(checksums: &[u32]) -> Vec<u8> {
     checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect()
 }
@@ -137,7 +137,7 @@ fn scalars<D: Device>(
     Ok(all)
 }
 
-/// Returns all tensors of parameters; they are the same on every rank.
+/// Returns all tensors of parameters. They are the same on every rank.
 pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
     let layout = stepper.layout();
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Refuses scalars that a load would take for the stepper's own, or that a load would refuse.
+/// Refuses scalars that a load would take for the stepper's own scalars, or that a load would refuse.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,

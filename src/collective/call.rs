@@ -2,7 +2,7 @@
 //!
 //! The code that makes a `Call` guarantees that nothing else uses the buffers, so an implementation of `Collective`
 //! needs no unsafe code. Host memory is given as slices, and no safe code changes an address or a length.
-//! `std::io::IoSliceMut` is a similar view across an interface of pointers.
+//! `std::io::IoSliceMut` is a similar safe view for an interface that takes pointers.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -25,9 +25,9 @@ pub(crate) struct Addresses {
     pub(crate) dst: *mut u8,
 }
 
-// SAFETY: plain numbers until one is dereferenced; the code that dereferences it is responsible.
+// SAFETY: these are plain numbers until one is dereferenced. The code that dereferences it is responsible.
 unsafe impl Send for Addresses {}
-// SAFETY: plain numbers until one is dereferenced; the code that dereferences it is responsible.
+// SAFETY: these are plain numbers until one is dereferenced. The code that dereferences it is responsible.
 unsafe impl Sync for Addresses {}
 
 /// One collective call of one rank: a [`CallKey`], on which ranks must agree, and this rank's buffers.
@@ -64,17 +64,17 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream they are in host memory.
+    /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream, the buffers are in host memory.
     ///
     /// # Shapes
     /// The longer buffer has `key.bytes` bytes. The shorter buffer is `dst` in a reduce-scatter and `src` in an
-    /// all-gather. It has that number of bytes divided by the number of ranks. `dst` may equal `src`. In a
-    /// reduce-scatter `dst` may be this rank's part of `src`, and in an all-gather `src` may be this rank's part of
-    /// `dst`. Otherwise they do not overlap.
+    /// all-gather. The shorter buffer's length is `key.bytes` divided by the number of ranks. `dst` may equal `src`. In
+    /// a reduce-scatter `dst` may be this rank's part of `src`, and in an all-gather `src` may be this rank's part of
+    /// `dst`. Otherwise the buffers do not overlap.
     ///
     /// # Safety
-    /// Both buffers are valid for their lengths, initialised and aligned to the element.
-    /// Nothing else touches them while the call lives; on a GPU, until the stream has passed it.
+    /// Both buffers are valid for their lengths, initialised and aligned to the element. Nothing else touches them
+    /// while the call lives. On a GPU, nothing else touches them until the stream has passed the call.
     pub unsafe fn new(
         key: CallKey,
         world_size: u32,
@@ -108,8 +108,8 @@ impl<'a> Call<'a> {
             (comm.world_size(), comm.rank(), source.as_ref().map(|source| source.len()));
         let (len, whole) = (target.len() as u64, target.as_mut_ptr());
         let src = source.map_or(whole.cast_const(), |source| source.as_mut_ptr().cast_const());
-        // SAFETY: both are borrowed mutably for the call's life. The code below checks lengths and alignment before
-        // anything dereferences an address.
+        // SAFETY: both buffers are borrowed mutably for the call's life. The code below checks lengths and alignment
+        // before anything dereferences an address.
         let mut call = unsafe { Call::new(key, ranks, src, whole, deadline, None) };
         let (wanted_src, wanted_dst) = match given {
             Some(_) => (call.src_bytes, call.dst_bytes),
@@ -154,8 +154,8 @@ impl<'a> Call<'a> {
         self.key
     }
 
-    /// Returns the address of the source. It is aligned to 64 bytes. If the stepper borrows the memory, or if the
-    /// elements are counts of ranks, it is aligned only to the element.
+    /// Returns the address of the source. The address is aligned to 64 bytes. If the stepper borrows the memory, or if
+    /// the elements are counts of ranks, the address is aligned only to the element.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
@@ -235,7 +235,7 @@ impl<'a> Call<'a> {
     /// `Unsupported` if it is a GPU's memory.
     pub fn target(&mut self) -> Result<&mut [u8]> {
         let len = self.host_len(self.dst_bytes)?;
-        // SAFETY: the maker of the call has promised host memory of this length; `&mut self` excludes other slices of
+        // SAFETY: the maker of the call has promised host memory of this length. `&mut self` excludes other slices of
         // it.
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
@@ -250,7 +250,7 @@ impl<'a> Call<'a> {
         }
         let (len, Addresses { src, dst }) = (self.host_len(self.src_bytes)?, self.addresses);
         if !ptr::eq(src, dst) {
-            // SAFETY: the maker of the call has promised two buffers of host memory of this length; `&mut self`
+            // SAFETY: the maker of the call has promised two buffers of host memory of this length. `&mut self`
             // excludes slices of them.
             unsafe { src.copy_to(dst, len) };
         }
@@ -270,7 +270,7 @@ impl<'a> Call<'a> {
         Ok(bytes as usize)
     }
 
-    /// Returns the number of bytes that are combined as one value.
+    /// Returns the size in bytes of each value that the collective combines.
     fn unit(&self) -> u64 {
         match self.key.kind {
             CollectiveKind::Sum64 => 8,
@@ -320,12 +320,12 @@ impl fmt::Debug for Call<'_> {
 pub enum Purpose {
     /// Gradients, which all-reduces and reduce-scatters sum.
     Gradients,
-    /// Parameters, which broadcasts and all-gathers send. All-gathers are made by a
-    /// [duplicate](crate::Collective::duplicate) of the communicator that allocated the memory.
+    /// Parameters, which broadcasts and all-gathers send. A [duplicate](crate::Collective::duplicate) of the
+    /// communicator that allocated the memory makes the all-gathers.
     Parameters,
 }
 
-/// Memory that a communicator has allocated for the buffers of its calls, which are faster on such memory.
+/// Memory that a communicator has allocated for the buffers of its calls. Calls are faster on this memory.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
@@ -335,8 +335,8 @@ impl Allocation {
     /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees it.
     ///
     /// # Safety
-    /// The requested number of bytes, on a device that the communicator reaches, is valid until `owner` is dropped.
-    /// Only the stepper's ops touch the memory.
+    /// The memory has the requested number of bytes, on a device that the communicator reaches. It is valid until
+    /// `owner` is dropped. Only the stepper's ops touch it.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }
@@ -347,11 +347,11 @@ impl Allocation {
     }
 }
 
-// SAFETY: a number until it is dereferenced, beside an owner that may be sent; steppers are responsible for
-// dereferencing it.
+// SAFETY: the address is a number until it is dereferenced, and the owner may be sent. Steppers are responsible for
+// dereferencing the address.
 unsafe impl Send for Allocation {}
-// SAFETY: a number until it is dereferenced, beside an owner that may be shared; steppers are responsible for
-// dereferencing it.
+// SAFETY: the address is a number until it is dereferenced, and the owner may be shared. Steppers are responsible for
+// dereferencing the address.
 unsafe impl Sync for Allocation {}
 
 impl fmt::Debug for Allocation {

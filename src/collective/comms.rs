@@ -1,10 +1,10 @@
-//! All communicators of one rank of a stepper, and calls on these communicators. One communicator has all ranks; the
+//! All communicators of one rank of a stepper, and calls on these communicators. One communicator has all ranks. The
 //! plan may need more communicators.
 //!
-//! A hybrid strategy has two kinds of group. The shards of neighbours together are a full tensor; replicas have the
-//! same shard. Each rank is in one group of each kind, and shares both groups with no other rank. If all groups of both
-//! kinds compare a value, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid
-//! sharding.)
+//! A hybrid strategy has two kinds of group. The shards of neighbours together are a full tensor. Replicas have the
+//! same shard. Each rank is in one group of each kind, and no two ranks have both groups in common. If a value is equal
+//! within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2,
+//! hybrid sharding.)
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ impl Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together, so all
-    /// refusals come first.
+    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together, so the caller
+    /// must make all refusals before it.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
@@ -83,8 +83,8 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` gets a key, the number
-    /// of ranks, the source and the destination.
+    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` makes a call from a key,
+    /// the number of ranks, the source and the destination.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].
@@ -115,10 +115,10 @@ impl Comms {
     }
 }
 
-/// Returns the index of a rank in a group; the group is a list of ranks.
+/// Returns the index of a rank in a group. The group is a list of ranks.
 ///
 /// # Errors
-/// `Layout` unless the group names this rank and others, each once.
+/// `Layout` unless the list names this rank, and names each rank once.
 pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
     let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
     let place = group.iter().position(|other| *other == rank);

@@ -36,7 +36,7 @@ pub struct CallKey {
     /// Length of the buffers in bytes. If their lengths differ, the length of the longer buffer.
     pub bytes: u64,
     /// One number for layout, options, hyperparameters and frozen parameters. Given two such numbers,
-    /// [`difference`](crate::op::difference) says which of these differ.
+    /// [`difference`](crate::op::difference) says which of these parts differ.
     pub agreement: u64,
 }
 
@@ -47,8 +47,8 @@ impl CallKey {
     /// Returns the byte form, which is the same on every platform.
     ///
     /// # Shapes
-    /// The kind, the element type, whether there is a bucket, and a zero have one byte each. The bucket has four bytes.
-    /// Pass, length and agreement have eight bytes each. Numbers are little-endian.
+    /// The first four bytes are the kind, the element type, whether there is a bucket, and a zero. The bucket takes
+    /// four bytes. Pass, length and agreement take eight bytes each. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = self.kind as u8;

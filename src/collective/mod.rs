@@ -1,7 +1,7 @@
 //! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
 //! A [`Call`] carries everything on which ranks must agree. If ranks differ, an implementation can therefore return an
-//! error instead of hanging. The sum is not divided; the step's launch divides by the number of ranks.
+//! error instead of hanging. The sum is not divided, because the step's launch divides by the number of ranks.
 
 mod call;
 mod comms;
@@ -31,22 +31,22 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 }
 
 /// One rank's end of a group of ranks. In this crate, ranks are threads of one process
-/// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. For any other transport,
-/// implement this trait and test the implementation with [`conformance::check`]. `examples/tcp_ranks` is an
+/// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), or processes with a GPU each
+/// ([`cuda::Nccl`](crate::cuda::Nccl)). With feature `mpi`, ranks can also be processes on the host. For any other
+/// transport, implement this trait and test the implementation with [`conformance::check`]. `examples/tcp_ranks` is an
 /// implementation over TCP. If your program already sums the gradients, use [`Sums::by_caller`] instead.
 ///
-/// An implementation must not divide sums; the step divides by the number of ranks. Every rank must receive the same
-/// bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
+/// An implementation must not divide sums, because the step divides by the number of ranks. Every rank must receive the
+/// same bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
 /// [`mismatch`](CallKey::mismatch) instead of hanging. For a kind of call that it does not know, it returns
 /// `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the inner communicator, if this one wraps another. The default methods of this trait then call those of
-    /// the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded,
-    /// because their results have to be wrapped too.
+    /// Returns the inner communicator, if this one wraps another. The default methods of this trait then call the
+    /// methods of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not
+    /// forwarded, because their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -54,7 +54,7 @@ pub trait Collective: Send + Sync {
     /// Returns this rank, counted from 0.
     fn rank(&self) -> u32;
 
-    /// Returns the number of ranks whose gradients are summed.
+    /// Returns the number of ranks that sum gradients together.
     fn world_size(&self) -> u32;
 
     /// Returns whether this collective can sum buffers at `place`. If it cannot, a stepper with memory at `place` is
@@ -65,21 +65,21 @@ pub trait Collective: Send + Sync {
 
     /// Returns whether this collective can sum elements of this type. A stepper's gradients are f32 unless the
     /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
-    /// sends bf16 or f16. Both are refused if the collective cannot sum their type.
+    /// sends bf16 or f16. The stepper or the `Compressed` is refused if the collective cannot sum the type.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
     /// Returns whether this collective makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs only
     /// all-reduce and broadcast. A stepper with another strategy is refused if the collective does not know a kind that
-    /// it needs.
+    /// the strategy needs.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
-    /// Makes another communicator of the same ranks, with a separate order of calls, so that all-gathers of stepped
-    /// parameters overlap with the next bucket's reduce. Every rank makes this call at the same point, once for each
+    /// Makes another communicator of the same ranks, with a separate order of calls. All-gathers of stepped parameters
+    /// can then overlap with the next bucket's reduce. Every rank makes this call at the same point, once for each
     /// stepper that is not [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ pub trait Collective: Send + Sync {
     }
 
     /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of them.
-    /// Every rank makes this call at the same point with the ranks of its own group; groups have no rank in common.
+    /// Every rank makes this call at the same point with the ranks of its own group. Groups have no rank in common.
     /// After a failure of one communicator, all are aborted. Steppers make groups for [replicas of
     /// shards](crate::StepperBuilder::shard_size).
     ///
@@ -106,15 +106,16 @@ pub trait Collective: Send + Sync {
     /// again if the stepper rebuilds its buckets. An implementation can size its buffers here, or reject the plan.
     ///
     /// # Errors
-    /// Returns the reason why the collective cannot serve the buckets; the stepper is refused with this error.
+    /// Returns the reason why the collective cannot serve the buckets. The stepper is refused with this error.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
     /// Allocates `bytes` at `place` for a stepper's buckets, or returns `None` if the device's ordinary memory is as
-    /// good. A stepper calls this when it is built, after [`prepare`](Self::prepare), with the same number of bytes on
-    /// each rank. The stepper does not call it for borrowed memory, or for memory that is freed and allocated again:
-    /// [released](crate::Gradients::Release) gradients, and the parameters of [`Strategy::Fsdp`](crate::Strategy).
+    /// good for this collective. A stepper calls this when it is built, after [`prepare`](Self::prepare), with the same
+    /// number of bytes on each rank. The stepper does not call it for borrowed memory, or for memory that is freed and
+    /// allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
+    /// [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
     /// `Device` or `Collective` if there is no memory left.
@@ -132,20 +133,20 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
-    /// Takes part in one collective. On the host device, this may block the calling stream's thread until all ranks are
-    /// done, and the result must be complete on return. On a GPU, this only enqueues work on [`Call::stream`], and the
-    /// result must be complete once the stream has passed that work. On a GPU, the call runs on the thread that calls
-    /// the stepper, with the device's primary context current. Inside [`Stepper::capture`](crate::Stepper::capture) the
-    /// stream is being captured; replays make no calls.
+    /// Takes part in one collective. On the host device, this call may block the thread of the stream until all ranks
+    /// are done. The result must be complete on return. On a GPU, this call only enqueues work on [`Call::stream`], and
+    /// the result must be complete once the stream has passed that work. On a GPU, the call is made on the thread that
+    /// calls the stepper, with the device's primary context current. Inside
+    /// [`Stepper::capture`](crate::Stepper::capture) the stream is being captured. Replays make no calls.
     ///
     /// # Errors
-    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the content of the buffer and the results of
-    /// later calls are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
+    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`. The content of the buffer and the results of
+    /// later calls are then unspecified. `Unsupported` for memory that the collective cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An
-    /// implementation may start the collectives together; the default makes one after the other. An implementation that
-    /// starts them together must do so on all ranks: wrap a GPU's communicator on all ranks, or on none.
+    /// Takes part in several collectives on one stream. They touch different memory, and have the same order on every
+    /// rank. An implementation may start the collectives together. The default starts them one after another. All ranks
+    /// must start them in the same way, so wrap a GPU's communicator on all ranks, or on none.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -166,8 +167,9 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
-    /// Returns a value that a captured pass keeps until its graph is freed, or `None` if graphs need no such value. A
-    /// communicator that cannot end while a graph contains its calls can count these values and refuse to be closed.
+    /// Returns a value that a captured pass keeps until its graph is freed, or `None` if graphs need no such value.
+    /// Some communicators cannot end while a graph contains their calls. Such a communicator can count these values and
+    /// refuse to be closed.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }

@@ -14,12 +14,12 @@ use crate::handle::Place;
 ///
 /// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
 ///
-/// 1. Ask for the gradient of every parameter that is not frozen, and write it:
-///    [`Grads::get_mut`](crate::Grads::get_mut) on the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The
-///    stepper does not zero gradients for you.
-/// 2. Sum the whole bucket over the ranks, in place: do not divide, because the step divides by the number of ranks. If
+/// 1. Ask for the gradient of every parameter that is not frozen, and write it. On the host, use
+///    [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, use [`Stepper::ptr`](crate::Stepper::ptr). The stepper does
+///    not zero gradients for you.
+/// 2. Sum the whole bucket over the ranks, in place. Do not divide, because the step divides by the number of ranks. If
 ///    your all-reduce averages, pass rank 0 and a world size of 1.
-/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU it takes an event after the sum; on the host it
+/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU it takes an event after the sum. On the host it
 ///    takes a closure that returns once the sum is complete. On the host you may instead call
 ///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
 ///    any order.
@@ -27,7 +27,7 @@ use crate::handle::Place;
 /// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that
 /// was not handed over, and a gradient that was not asked for. This does not apply to frozen and
 /// [unused](crate::Stepper::set_unused) parameters. If all parameters of a bucket are frozen or unused, you need not
-/// hand it over. In that case, no sum of the bucket may be in progress when the pass is finished.
+/// hand the bucket over. In that case, no sum of the bucket may be in progress when the pass is finished.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
 /// Layout, options, learning rates, frozen and unused parameters must be equal too, or the ranks' parameters diverge.
@@ -94,7 +94,7 @@ impl std::fmt::Debug for Sums {
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
-    /// Whether every strategy is accepted, because these ranks do not make its calls.
+    /// Whether every strategy is accepted. This is safe because these ranks make no calls.
     pub(crate) is_foreseen: bool,
 }
 

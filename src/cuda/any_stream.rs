@@ -1,9 +1,8 @@
-//! An object on a GPU that can be called on any stream. Each call waits for the previous call, and a drop waits for a
-//! short time.
+//! An object on a GPU that can be called on any stream. The work of each call waits for the work of the previous call.
 //!
-//! A failure is sticky, because the object cannot know how much was enqueued before the failure. A drop does not wait
-//! long, and leaks memory that the GPU may still use. The object has its own stream for allocations and for copies for
-//! which the host waits.
+//! A failure is sticky, because the object cannot know how much was enqueued before the failure. A drop waits only a
+//! short time, and then leaks the memory that the GPU may still use. The object has its own stream for allocations and
+//! for copies for which the host waits.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -27,13 +26,13 @@ pub(crate) struct AnyStream<T> {
 
 struct LastUse {
     event: Event,
-    /// Whether the last work could not be marked, so its end is unknown.
+    /// True if no event could be recorded after the last work. The end of that work is then unknown.
     is_lost: bool,
     own: OwnedStream,
 }
 
 impl<T> AnyStream<T> {
-    /// Makes the object by `make` with the device current. `make` gets the object's own stream.
+    /// Calls `make` with the device current, and wraps the object that it returns. `make` gets the object's own stream.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         what: &'static str,
@@ -56,8 +55,8 @@ impl<T> AnyStream<T> {
         }
     }
 
-    /// Enqueues work after the last work, and marks its end, even if only a part of it was enqueued. `work` also gets
-    /// the object's own stream.
+    /// Calls `work` to enqueue after the object's last work, and marks the end of the new work. The end is marked even
+    /// if `work` fails after a part. `work` also gets the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
         stream: StreamHandle,
@@ -81,8 +80,8 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to the host, as [`copy`](Self::copy) does. A failure of this copy is not remembered, because it changes
-    /// nothing.
+    /// Copies to the host, as [`copy`](Self::copy) does. A failure of this copy is not sticky, because the copy changes
+    /// nothing on the GPU.
     pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let _entered = Entered::new(&*self.driver)?;
@@ -114,7 +113,7 @@ impl<T> Drop for AnyStream<T> {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
         if self.last.is_over_soon() {
-            // SAFETY: each dropped once, here; nothing runs any more.
+            // SAFETY: each value is dropped once, here, and no work on the GPU uses it any more.
             unsafe {
                 ManuallyDrop::drop(&mut self.inner);
                 ManuallyDrop::drop(&mut self.last);

@@ -1,8 +1,8 @@
 //! One bucket's launches on a GPU, on streams and addresses that come with each call.
 //!
-//! While the host decides updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise a launch for
-//! the scalars of the update comes first, and the host waits if it is eight steps ahead. A failure is sticky, because
-//! records and settings may then be of different steps.
+//! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a launch
+//! that derives the update's scalars comes first, and the host waits if it is eight steps ahead of the GPU. A failure
+//! is sticky, because records and settings may be of different steps after it.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -38,7 +38,7 @@ pub(crate) struct Bucket {
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that complete a launch: addresses, and the decisions of another block or of the host.
+/// The arguments that a call adds to a launch: addresses, and the decisions of another control block or of the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -46,7 +46,7 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch. It has tables once a call has had parameters or gradients in separate runs.
+/// A launch without addresses. It gets tables of tiles at the first call with parameters or gradients in separate runs.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -54,8 +54,8 @@ struct Unbound {
     grad_bytes: u64,
 }
 
-// SAFETY: the pointers lead into the engine's own memory: on the GPU, which the driver alone uses, and in `HostRecords`,
-// which this has alone.
+// SAFETY: the pointers lead into the engine's own memory. Only the driver uses the part on the GPU, and only this
+// bucket has the part in `HostRecords`.
 unsafe impl Send for Bucket {}
 
 impl BucketEngine {
@@ -97,13 +97,13 @@ impl BucketEngine {
         }
     }
 
-    /// Enqueues a step that reads the bucket's own control block, or another one. `scale` puts the factors of the
-    /// gradients into the arguments.
+    /// Enqueues a step that reads the bucket's own control block, or another control block. `scale` puts the factors of
+    /// the gradients into the arguments of Begin.
     ///
     /// # Safety
     /// The stream belongs to this device. The bases lead to the tensors in this device's memory. Nothing else touches
-    /// the tensors until the stream has passed the step. The same holds for the other block, which several steps may
-    /// write at the same time.
+    /// the tensors until the stream has passed the step. Until then, only other steps touch the other block, and
+    /// several steps may write it at the same time.
     pub(crate) unsafe fn step(
         &mut self,
         bases: &[Bases],
@@ -118,7 +118,7 @@ impl BucketEngine {
                 bucket.begin(scale, stream)?;
             }
             let completion = Completion { bases, control, given: given.as_ref() };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { bucket.enqueue(Kind::Step, own, completion, stream) }
         })
     }
@@ -140,14 +140,14 @@ impl BucketEngine {
                 bucket.begin(|_| {}, stream)?;
             }
             let completion = Completion { bases, control: Some(control), given: None };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { bucket.enqueue(Kind::Norm, own, completion, stream) }
         })
     }
 
-    /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes
-    /// nothing here. If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the
-    /// GPU.
+    /// Returns the progress of a record, after all steps. A failure is not sticky, because a copy to the host changes
+    /// nothing here. If the host counts updates, this call does not wait, so it does not detect a step that failed on
+    /// the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
         if let Some(host) = &self.inner.host {
             return self.refuse_failed().map(|()| host.read_progress(record));
@@ -155,7 +155,7 @@ impl BucketEngine {
         self.read(|bucket, own| {
             let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
             let at = regions.records().wrapping_add(record);
-            // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
+            // SAFETY: this is a record of our own. When the stream comes to the copy, no step writes it any more.
             Ok(Progress::of(&unsafe { fetch(&**driver, at.cast_const(), own)? }))
         })
     }
@@ -170,19 +170,19 @@ impl BucketEngine {
         self.copy(|bucket, own| {
             let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
             let at = regions.records().wrapping_add(record);
-            // SAFETY: a record of our own, which no step touches any more when the stream comes to it. The upload has ended when
-            // it returns, so a later step on any stream sees it.
+            // SAFETY: this is a record of our own. When the stream comes to the upload, no step touches it any more.
+            // The upload has ended when the call returns, so a later step on any stream sees the new values.
             unsafe { write_progress(&**driver, at, progress, own) }
         })
     }
 }
 
 impl Bucket {
-    /// Begins an update on the GPU, once the GPU has read the settings of eight updates ago.
+    /// Begins an update on the GPU. First waits until the GPU has read the settings of eight updates ago.
     fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
             let DeviceMemory { driver, regions, .. } = &self.engine.memory;
-            // SAFETY: the engine's memory has the same counts; a drop waits for what may still run.
+            // SAFETY: the engine's memory has the same counts, and a drop waits for work that may still run.
             let begun = unsafe { host.send(&**driver, regions, stream) };
             self._sent = Some(host);
             self.engine.settings.begun = begun?;
@@ -203,7 +203,7 @@ impl Bucket {
         stream: StreamHandle,
     ) -> Result<()> {
         let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         launches.iter_mut().try_for_each(|launch| unsafe {
             launch.enqueue(&self.engine.memory.driver, own, completion, stream)
         })
@@ -226,7 +226,7 @@ impl Unbound {
         }
         let mut tables = self.tables.as_mut().filter(|_| is_apart);
         let table = tables.as_mut().map(|tables| tables.with(bases, self.grad_bytes, stream)).transpose()?;
-        // SAFETY: the kernel's own arguments, completed by the caller's addresses.
+        // SAFETY: these are the kernel's own arguments, completed by the caller's addresses.
         unsafe {
             self.launch.enqueue_changed(&**driver, stream, |launch| {
                 let args = &mut launch.args;

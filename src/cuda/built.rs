@@ -2,8 +2,8 @@
 //!
 //! Feature `cuda` builds the kernels if it finds an nvcc (`build/cuda.rs`). Without kernels, every function here
 //! returns [`Error::KernelsNotBuilt`]. This module needs no driver and no GPU. NVIDIA does not document the format of
-//! fat binaries; the reader follows the output of nvcc 13.0. The driver, not this file, decides which image is loaded.
-//! Malformed input gives `None` and never a panic.
+//! fat binaries, so the reader follows the output of nvcc 13.0. The driver, not this file, decides which image is
+//! loaded. Malformed input gives `None` and never a panic.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 /// Result of [`built_kernels`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuiltKernels {
-    /// Names of the kernels; every image has all of them.
+    /// Names of the kernels. Every image has all of these kernels.
     pub names: Vec<String>,
     /// One binary per architecture, the oldest first, and PTX last.
     pub images: Vec<Image>,
@@ -27,7 +27,7 @@ pub struct BuiltKernels {
 /// Lists the GPU kernels of this build.
 ///
 /// # Errors
-/// `KernelsNotBuilt` if there are none; the error says how to build them.
+/// `KernelsNotBuilt` if there are no kernels. The error says how to build them.
 pub fn built_kernels() -> Result<BuiltKernels> {
     let images = images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),
@@ -42,7 +42,8 @@ pub(super) fn embedded() -> Result<&'static [u8]> {
     if missing.is_empty() { Ok(FATBIN) } else { Err(Error::KernelsNotBuilt { how: missing.to_owned() }) }
 }
 
-/// Returns the names of the step kernels by the optimizer's number: for float states, and for 8-bit states.
+/// Returns the names of the step kernels, in the order of the optimizers' numbers. Each optimizer has a name for float
+/// states and a name for 8-bit states.
 pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
     let rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
     let names = rows.filter_map(|row| Some(row.split_once(',')?.0));

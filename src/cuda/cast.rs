@@ -41,7 +41,7 @@ impl CastKernel {
     /// Loads the kernel for [the trainer's stream](Cuda::compute_stream).
     ///
     /// # Errors
-    /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.
+    /// `KernelsNotBuilt` if this build has no kernels, `Device` if the driver cannot load them.
     pub fn new(cuda: &Cuda) -> Result<CastKernel> {
         let driver = Arc::clone(cuda.driver());
         let _entered = Entered::new(&*cuda.driver)?;
@@ -89,7 +89,7 @@ impl CastKernel {
         };
         let shape = Shape::of_elements(len, self.max_blocks);
         let _entered = Entered::new(&*self.driver)?;
-        // SAFETY: the kernel takes this struct; the rest is the contract.
+        // SAFETY: the kernel takes this struct, and the caller guarantees the rest.
         unsafe { self.driver.launch(self.kernels.cast, shape, self.stream, ptr::from_ref(&args).cast()) }
     }
 }

@@ -1,7 +1,7 @@
-//! Claims the memory that each op may touch, for a driver that checks a GPU's work against claims.
+//! Declares the memory that each op may touch, for a driver that checks a GPU's work against these claims.
 //!
-//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here unless the
-//! driver checks claims, as the software GPU of the tests does (`judge.rs`).
+//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. Only the software GPU of the tests
+//! checks claims (`judge.rs`). With any other driver, this file allocates nothing.
 
 use std::ffi::CString;
 
@@ -13,8 +13,8 @@ use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 
 impl CudaDevice {
-    /// Lets the driver check the stream's work against the claim of ops in one launch until the result is dropped; `None`
-    /// if the driver checks nothing.
+    /// Gives the driver the claim of ops that share one launch. The driver checks the stream's work against the claim
+    /// until the result is dropped. Returns `None` if the driver checks nothing.
     pub(super) fn claim(&self, ops: &[Op], stream: StreamHandle) -> Option<Claim> {
         let judge = self.cuda.driver.judge().filter(|_| ops[0].action.is_work())?;
         let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
@@ -32,7 +32,8 @@ impl CudaDevice {
                 }
             });
             self.tables(op, &mut add);
-            // Code outside this library may also touch its own memory.
+            // NCCL and the user's code also touch memory of their own, so the claim restricts only the stepper's
+            // memory.
             let is_foreign = match op.action {
                 Action::Measure { .. } | Action::Step { .. } => {
                     self.each_launch_of(op).any(|launch| launch.custom.is_some())
@@ -58,7 +59,7 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the caller's scale and flag, if a span of control memory represents them.
+    /// Returns the addresses of the caller's loss scale and skip flag, each only if the span stands for it.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

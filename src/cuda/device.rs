@@ -1,7 +1,7 @@
-//! The device of one rank on a GPU: its parts, its construction, and a drop that does not wait.
+//! The device of one rank on a GPU: its parts, its construction, and a drop that does not wait long.
 //!
-//! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped by
-//! hand, in the order that `drop` describes.
+//! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped
+//! explicitly, in the order that `drop` describes.
 #![allow(unsafe_code)]
 
 use std::mem::{self, ManuallyDrop};
@@ -37,9 +37,9 @@ pub struct CudaDevice {
     pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
-    /// For each bucket, where its step stops to add up norms of full parameters.
+    /// For each bucket, the points at which its step stops so that ranks add up norms of full parameters.
     stops: Vec<Vec<NormStop>>,
-    /// Tiles of all steps; `None` until the caller first moves a parameter.
+    /// Tiles of all steps, or `None` until the caller first moves a parameter.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
     /// The host's part, which runs the steps with offload.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,
@@ -59,7 +59,7 @@ pub struct CudaDevice {
 }
 
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into memory that the caller has promised
-// to keep valid; methods use them only through the driver.
+// to keep valid. Methods use them only through the driver.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
@@ -72,9 +72,9 @@ impl CudaDevice {
         unsafe { driver.inspect_stream(compute)? };
         let on_gpu = if plan.is_offloaded() { Vec::new() } else { assignment.kernels(&plan) };
         let kernels = Kernels::load(&driver, &on_gpu)?;
-        // The most positions that one stream records in two passes: with shards or offload, a bucket's sums, decision,
-        // step, copies and gathers. If a bucket is unsharded more than twice in a pass, some waits are for a later
-        // position than needed.
+        // An upper bound of the positions that one stream records for a bucket in two passes. With shards or offload,
+        // these are the bucket's sums, decision, step, copies and gathers. If a bucket is unsharded more than twice in
+        // a pass, some waits are for a later position than needed.
         let of_bucket = if plan.is_sharded() || plan.is_offloaded() { 16 } else { 8 };
         let room = 16 + of_bucket * plan.buckets().len();
         let streams = Streams::new(&driver, compute, cuda.optim_priority, &plan, room)?;
@@ -128,7 +128,7 @@ impl CudaDevice {
             failed: None,
             origin: Instant::now(),
         };
-        // Zeros and tables are in place before another stream reads them.
+        // The host waits until zeros and tables are written, so every other stream finds them.
         let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
         if let Some(timing) = &device.timing {
@@ -167,12 +167,13 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.cuda.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
-        // because a drop does not wait; otherwise it is leaked.
+        // Stream-ordered memory is freed after the work that still runs. All other memory is freed only if the GPU is
+        // idle soon. Otherwise it is leaked, because a drop must not wait long.
         let gathered =
             self.streams.gather(Stream::Optim, |_| true).and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| event.is_passed_soon(|| self.is_host_busy()));
-        // SAFETY: each is dropped once, here, and not used below; memory is dropped before the stream that frees it.
+        // SAFETY: each value is dropped once, here, and not used below. Memory is dropped before the stream that frees
+        // it.
         unsafe {
             let Engine { kernels, settings, mut memory, .. } = ManuallyDrop::take(&mut self.engine);
             if is_idle {
@@ -183,7 +184,7 @@ impl Drop for CudaDevice {
             } else {
                 mem::forget((kernels, settings, mem::take(&mut memory.lent), memory.host.take()));
             }
-            // This stream has waited for all others.
+            // The optim stream waits for all other streams, by `gather` above.
             memory.unsharded.free_on(self.streams.stream(Stream::Optim));
         }
     }

@@ -1,9 +1,10 @@
-//! `Executor` and `Device` for a GPU, the traits that the rest of the crate uses.
+//! Implements `Executor` and `Device` for a GPU. The rest of the crate uses a GPU through these traits.
 //!
-//! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after that stream's work. Every
-//! call makes the device current. Once the device has failed, calls do nothing. The caller's tensors may move to other
-//! addresses: arguments change on the host, and tables of tiles on the optim stream. Nothing waits for the launches
-//! that read the old addresses: these launches have copies of their arguments, and the stream orders the tables.
+//! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after the work of the trainer's
+//! stream. Every call makes the device current. Once the device has failed, calls do nothing. The caller's tensors may
+//! move to other addresses. The arguments of launches then change on the host, and tables of tiles change on the optim
+//! stream. The host need not wait for launches that read the old addresses. These launches have copies of their
+//! arguments, and the stream orders the changes of the tables.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -71,7 +72,8 @@ impl CudaDevice {
     }
 
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
-        // SAFETY: an address of this device's control memory, plain numbers, which nothing writes now by `Claimed`.
+        // SAFETY: this is an address in this device's control memory, which has plain numbers. By `Claimed`, nothing
+        // writes it now.
         self.guarded_copy("a copy to the host", |device| unsafe {
             fetch(&*device.cuda.driver, at, device.cuda.compute)
         })
@@ -91,7 +93,8 @@ impl Executor for CudaDevice {
         self.comms.agree(number)
     }
 
-    /// After a failure, the memory of a bucket that was being unsharded may be missing. Its address is then never used.
+    /// After a failure, a bucket that was being unsharded may have no memory. This then returns null, and no code uses
+    /// the address.
     fn resolve(&self, span: Span) -> *mut u8 {
         match self.engine.memory.find(span, Reader::Trainer) {
             None if self.failed.is_some() => std::ptr::null_mut(),
@@ -113,11 +116,11 @@ impl Executor for CudaDevice {
 
     fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
         if self.host.is_some() {
-            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
+            // SAFETY: by `Claimed`, nothing runs on the host's memory now.
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
-        // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
+        // SAFETY: this is a record of this device. By `Claimed`, nothing else touches it now.
         self.guarded_copy("a copy to the GPU", |device| unsafe {
             write_progress(&*device.cuda.driver, at, progress, device.cuda.compute)
         })
@@ -125,7 +128,7 @@ impl Executor for CudaDevice {
 
     fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
         if self.host.is_some() {
-            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
+            // SAFETY: by `Claimed`, nothing runs on the host's memory now.
             return self.on_hosts("a read", |host| unsafe { Progress::of(&host.read_record(record)) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
@@ -134,7 +137,7 @@ impl Executor for CudaDevice {
 
     fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
         if self.host.is_some() {
-            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
+            // SAFETY: by `Claimed`, nothing runs on the host's memory now.
             return self.on_hosts("a read", |host| unsafe { host.read_control() });
         }
         self.fetch(self.engine.memory.regions.control().cast_const())
@@ -147,11 +150,11 @@ impl Executor for CudaDevice {
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), into.len() as u64);
         if span.memory.is_offloaded(&self.plan) {
-            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
+            // SAFETY: by `Claimed`, nothing runs on the host's memory now.
             return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
         }
         let from = address(self.resolve(span));
-        // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
+        // SAFETY: the span is in bounds by `resolve`. By `Claimed`, nothing writes it now.
         self.guarded_copy("a copy to the host", |device| unsafe {
             device.cuda.driver.download(into, from, device.cuda.compute)
         })
@@ -160,18 +163,18 @@ impl Executor for CudaDevice {
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), from.len() as u64);
         if span.memory.is_offloaded(&self.plan) {
-            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
+            // SAFETY: by `Claimed`, nothing runs on the host's memory now.
             return self.on_hosts("a write", |host| unsafe { host.write(span, from) });
         }
         let to = address(self.resolve(span));
         self.guarded_copy("a copy to the GPU", |device| {
             let (driver, compute) = (&device.cuda.driver, device.cuda.compute);
-            // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.
+            // SAFETY: the span is in bounds by `resolve`. By `Claimed`, nothing else touches it now.
             unsafe { driver.upload(to, from, compute)? };
             let Some(part) = device.engine.memory.unsharded.also_in_shard(span) else { return Ok(()) };
             let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
             let shard = address(device.engine.memory.regions.resolve(part));
-            // SAFETY: a part of that span, in bounds by `resolve`; touched by nothing else now, by `Claimed`.
+            // SAFETY: this is a part of that span, in bounds by `resolve`. By `Claimed`, nothing else touches it now.
             unsafe { driver.upload(shard, &from[start..end], compute) }
         })
     }
@@ -201,7 +204,7 @@ impl Executor for CudaDevice {
         agreed?;
         device.engine.settings.begun = self.engine.settings.begun;
         let at = address(device.engine.memory.regions.control());
-        // SAFETY: the other device's control block, for which nothing has been submitted.
+        // SAFETY: this is the new device's control block, and nothing has been submitted to that device.
         device.guarded_copy("a copy to the GPU", |device| unsafe {
             device.cuda.driver.upload(at, bytes_of(&control), device.cuda.compute)
         })?;
@@ -251,7 +254,8 @@ impl CudaDevice {
         }
         self.refuse_unreached(moved)?;
         let moves_tiles = moves_params && self.host.is_none();
-        // This comes before any change, because it may fail, and because these tiles are the tables' current contents.
+        // This comes before any change, because it may fail, and because it must compute the current contents of the
+        // tables.
         if moves_tiles && self.moving.is_none() {
             *self.moving = Some(self.moving_tiles()?);
         }
@@ -275,7 +279,7 @@ impl CudaDevice {
         refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
-    /// Computes the tiles of all steps again, because a device does not keep them before a parameter moves.
+    /// Computes the tiles of all steps again, because a device has no copy of them until a parameter moves.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
         let (plan, regions) = (&self.plan, &self.engine.memory.regions);

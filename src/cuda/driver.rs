@@ -1,4 +1,4 @@
-//! The driver's calls that a device makes, as a trait with one method each.
+//! The driver's calls that a device makes, as a trait with one method per call.
 //!
 //! Two types implement the trait: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs
 //! the kernels on the CPU. The software GPU does not replace the stand-in: `cargo test` with the stand-in needs neither
@@ -71,7 +71,7 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread. Returns true if it was not current before;
+    /// Makes the device current on the calling thread. Returns true if it was not current before.
     /// [`leave`](Driver::leave) must then follow.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
@@ -83,14 +83,14 @@ pub unsafe trait Driver: Send + Sync {
 
     fn load(&self, image: &[u8]) -> Result<Module>;
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel>;
-    /// Returns the most blocks of a kernel that are resident on the device at a time, at least 1.
+    /// Returns how many blocks of a kernel can be resident on the device at a time, at least 1.
     unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32>;
     unsafe fn unload(&self, module: Module);
 
-    /// Creates a stream that does not synchronize with the default stream; lower priorities are scheduled sooner.
+    /// Creates a stream that does not synchronize with the default stream. A lower number is a higher priority.
     fn create_stream(&self, priority: i32) -> Result<StreamHandle>;
     /// # Safety
-    /// The stream meets the trait's conditions; queued work still runs.
+    /// The stream meets the trait's conditions. Work that is queued on it still runs.
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
@@ -111,7 +111,7 @@ pub unsafe trait Driver: Send + Sync {
     /// Allocates memory that exists once the stream has passed the call.
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     /// # Safety
-    /// The memory meets the trait's conditions; earlier work on the stream may still use it.
+    /// The memory meets the trait's conditions. Earlier work on the stream may still use it.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
     /// Allocates page-locked memory of the host, which the GPU reaches under the same address.
     fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>>;
@@ -133,7 +133,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;
     /// Copies after the work that is on the stream, and returns when the copy is done.
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()>;
-    /// Launches a kernel whose one argument is the struct at `args`.
+    /// Launches a kernel. Its only argument is the struct at `args`.
     ///
     /// # Safety
     /// The trait's conditions hold, and `args` is the struct that the kernel takes.
@@ -145,7 +145,8 @@ pub unsafe trait Driver: Send + Sync {
         args: *const c_void,
     ) -> Result<()>;
 
-    /// Calls a function of this process on a thread of the driver. Later work on the stream waits until it returns.
+    /// Calls a function of this process on a thread of the driver. Later work on the stream waits until the function
+    /// returns.
     ///
     /// # Safety
     /// The trait's conditions hold. The function makes no driver call. The driver may call it with this argument as

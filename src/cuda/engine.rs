@@ -1,8 +1,8 @@
 //! The parts that a stepper and a single bucket use on a GPU: kernels, memory, settings, and the launches of one block.
 //!
-//! Unless the host begins an update itself, the update begins with one launch. This launch makes the records of the
-//! settings and derives the update's scalars. The owner of an engine decides when and on which stream it runs, and when
-//! it may be freed.
+//! If the host does not begin an update, the update begins with one launch. This launch opens the records with the
+//! current settings and derives the update's scalars. The owner of an engine decides when and on which stream it runs,
+//! and when it may be freed.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -37,7 +37,7 @@ impl Engine {
         self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel with a struct of abi.h whose addresses lead into this engine's memory.
+    /// Launches a kernel with a struct of abi.h. The addresses in the struct lead into this engine's memory.
     pub(super) fn launch<Args>(
         &self,
         kernel: Kernel,
@@ -45,7 +45,8 @@ impl Engine {
         stream: StreamHandle,
         args: &Args,
     ) -> Result<()> {
-        // SAFETY: the kernel takes this struct; nothing else touches this engine's memory meanwhile, as for every op.
+        // SAFETY: the kernel takes this struct. As for every op, nothing else touches this engine's memory until it has
+        // ended.
         unsafe { self.memory.driver.launch(kernel, shape, stream, ptr::from_ref(args).cast()) }
     }
 }

@@ -1,9 +1,9 @@
 //! Memory of sharded buckets while they are full on this GPU, separate from the memory of the shards.
 //!
 //! A shard keeps its address. A full bucket has an address from its all-gather to its release. Its memory is allocated
-//! and freed in the order of streams, so nothing waits on the host (Zhao et al., VLDB 2023, "PyTorch FSDP"; CUDA's
-//! stream-ordered allocator). Ops access the shard; the trainer accesses the full bucket while it exists. With offload
-//! the host has the shard, and the GPU has only full buckets, from their uploads on.
+//! and freed in the order of streams, so the host never waits (Zhao et al., VLDB 2023, "PyTorch FSDP"; CUDA's
+//! stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket while it exists. With
+//! offload the host has the shard, and the GPU has only full buckets, from their uploads on.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::launch::{Piece, Region};
 use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
-/// The full buckets, each with the part that the shard's memory also has.
+/// The full buckets. The shard's memory also has a part of each.
 #[derive(Default)]
 pub(super) struct Unsharded(Vec<Whole>);
 
@@ -58,8 +58,8 @@ impl Unsharded {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
 
-    /// Allocates memory for a bucket before it is unsharded, in the order of a stream. The memory is freed on the other
-    /// stream.
+    /// Allocates memory for a bucket before it is unsharded, in the order of `stream`. The memory is freed in the order
+    /// of `freed_on`.
     pub(super) fn take(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -74,14 +74,14 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that contains this span, after the work on its stream. If two spans are
-    /// released, the first release frees the whole bucket.
+    /// Frees the memory of the full bucket that contains this span, after the work on its stream. If two spans of a
+    /// bucket are released, the first release frees the memory of the full bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns the bytes of a memory with sharded buckets, as if each full bucket lay where its shard lies. The stepper
-    /// subtracts the bytes that are not here.
+    /// Returns the bytes of a memory, as if all its sharded buckets were full on this GPU. The stepper subtracts the
+    /// bytes that are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -97,7 +97,8 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether only the host has a bucket's shard, except while the bucket is full.
+/// Returns whether the GPU has memory of this bucket only while the bucket is full. The host has the bucket's shard
+/// then.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }

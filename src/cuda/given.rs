@@ -1,7 +1,8 @@
 //! Runs a bucket's Begin on the host, and passes the outcome in the argument of a launch, so a step is one launch.
 //!
-//! The host counts updates until the first call that it cannot count: the GPU decides the call (by a norm or a scaler),
-//! or the records differ too much for an argument. A copy on the stream then moves the counts to the GPU for good.
+//! The host counts updates until the first call that it cannot count. In such a call, the GPU decides (by a norm or a
+//! scaler), or the records differ too much to fit into an argument. A copy on the stream then moves the counts to the
+//! GPU for good.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -29,15 +30,15 @@ pub(super) struct HostRecords {
     memories: Memories,
     kernels: Kernels,
     constants: StepConstants,
-    /// For each record, whether the launches step it; an empty segment has no tile.
+    /// For each record, whether the launches step it. They do not step an empty segment, which has no tile.
     is_stepped: Vec<bool>,
     /// Control memory, then settings.
     mapped: Vec<OwnedMapped>,
 }
 
 impl HostRecords {
-    /// Makes the records for a step's launches. Returns `None` in three cases: there are too many records, the step has
-    /// several rounds, or a launch also needs values of control memory that are in no record.
+    /// Makes the records for a step's launches. Returns `None` if there are too many records, or if the step has
+    /// several rounds. Also returns `None` if a launch needs values of control memory that are in no record.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
@@ -69,19 +70,20 @@ impl HostRecords {
             memories.write_control(first_control(&assignment.constants), records.into_iter());
             memories.write_settings(settings);
         }
-        // Every build gives the same bits. If this build fails its self-test, the GPU runs Begin.
+        // The kernels of every instruction set give the same bits. If the baseline kernels fail their self-test, the
+        // GPU runs Begin.
         let kernels = Kernels::load(Isa::Baseline).ok();
         let constants = assignment.constants;
         Ok(kernels.map(|kernels| HostRecords { memories, kernels, constants, is_stepped, mapped }))
     }
 
     pub(super) fn set(&mut self, settings: &Settings) {
-        // SAFETY: a Begin runs in `begin` alone, which needs this mutably.
+        // SAFETY: a Begin runs only in `begin`, which needs `&mut self` too.
         unsafe { self.memories.write_settings(settings) }
     }
 
     /// Begins and counts an update, and returns the decisions for its launches. If only the GPU can decide the update,
-    /// or an argument has no room, it counts nothing and returns `None`.
+    /// or the records do not fit into an argument, this counts nothing and returns `None`.
     pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
         let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);
@@ -89,12 +91,12 @@ impl HostRecords {
         if asks_gpu || args.divisor <= 0.0 || args.loss_scale <= 0.0 || args.previous_max_norm >= 0.0 {
             return None;
         }
-        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked, and this has it
-        // alone.
+        // SAFETY: control memory holds that many records. The builder has checked the optimizer of each. Nothing else
+        // has this memory.
         unsafe { self.kernels.begin(&args) };
         let given = self.given()?;
         for record in (0..self.is_stepped.len()).filter(|record| self.is_stepped[*record]) {
-            // SAFETY: one of the records, which nothing else touches.
+            // SAFETY: this is one of the records, and nothing else touches it.
             let record = unsafe { &mut *self.memories.regions().records().add(record) };
             record.stepped = (record.action == INSTEP_ACTION_STEP).into();
         }
@@ -105,7 +107,7 @@ impl HostRecords {
         let mut given = nothing_given();
         let mut different = 0;
         for k in (0..self.is_stepped.len()).filter(|k| self.is_stepped[*k]) {
-            // SAFETY: `begin` and `write_progress` alone write it, and this is neither.
+            // SAFETY: only `begin` and `write_progress` write the record, and neither writes it during this read.
             let record = as_read(unsafe { self.memories.read_record(k) });
             let known =
                 given.records[..different].iter().position(|known| bytes_of(known) == bytes_of(&record));
@@ -119,7 +121,7 @@ impl HostRecords {
                 }
             };
         }
-        // SAFETY: `begin` alone writes it, and this is not its launch.
+        // SAFETY: only the kernel of `begin` writes the block, and that kernel does not run now.
         let control = unsafe { self.memories.read_control() };
         (given.multiplier, given.average_multiplier) = (control.multiplier, control.average_multiplier);
         Some(given)
@@ -132,7 +134,8 @@ impl HostRecords {
     /// and neither `begin` nor `write_progress` is called any more.
     pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
         let bytes = to.counts().control_bytes() as u64;
-        // SAFETY: both are of this length and do not overlap; the stream orders the copy with the launches that use the memory.
+        // SAFETY: both ranges have this length and do not overlap. The stream orders the copy with the launches that
+        // use the memory.
         unsafe {
             driver.copy(address(to.control()), self.mapped[0].device(), bytes, stream)?;
             Ok(self.memories.read_control().passes)
@@ -140,18 +143,18 @@ impl HostRecords {
     }
 
     pub(super) fn read_progress(&self, record: usize) -> Progress {
-        // SAFETY: `begin` and `write_progress` alone write it.
+        // SAFETY: only `begin` and `write_progress` write the record.
         Progress::of(&unsafe { self.memories.read_record(record) })
     }
 
     pub(super) fn write_progress(&mut self, record: usize, progress: Progress) {
-        // SAFETY: a Begin runs in `begin` alone, which needs this mutably.
+        // SAFETY: a Begin runs only in `begin`, which needs `&mut self` too.
         unsafe { self.memories.write_progress(record, progress) }
     }
 }
 
-/// Returns the fields of a record that a launch reads. For a segment that the launch does not step, this is only the
-/// action.
+/// Returns a record with only the fields that a launch reads. If the launch does not step the segment, it reads only
+/// the action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
     if record.action == INSTEP_ACTION_STEP {

@@ -1,10 +1,11 @@
-//! A stepper's memory on the GPU: arenas, tiles and the initial control records. If steps are offloaded, also its
-//! memory on the host.
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records. If steps are offloaded, this file also
+//! has the stepper's memory on the host.
 //!
 //! Allocations are stream-ordered, so freeing memory does not wait and does not affect a running kernel. Addresses
-//! leave this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory
-//! are page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The
-//! host's memory is freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! leave this module only through `Regions`, which checks them. With offload, the host's control memory is page-locked.
+//! With `OffloadPolicy::pin_memory`, the host's parameters and gradients are page-locked too. Copies and collectives
+//! access these memories. States are the largest part and stay pageable. The host's memory is freed only when the GPU
+//! is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -25,8 +26,8 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// Who asks for an address. A rank's shard of a full bucket lies in two places: in its own memory, which ops access, and
-/// in the full bucket, which the trainer accesses.
+/// Who asks for an address. A rank's shard of a full bucket lies in two places. Ops access the shard's own memory, and
+/// the trainer accesses the full bucket.
 #[derive(Clone, Copy)]
 pub(super) enum Reader {
     Op,
@@ -35,13 +36,13 @@ pub(super) enum Reader {
 
 pub(super) struct DeviceMemory {
     pub(super) driver: Arc<dyn Driver>,
-    /// The stream in whose order the memory is allocated.
+    /// The memory is allocated in the order of this stream.
     stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
     /// The host's part, with offload. Its memory is not stream-ordered.
     pub(super) host: Option<HostMemory>,
-    /// Memory that the communicator allocated; it is not stream-ordered.
+    /// Memory that the communicator allocated. It is not stream-ordered.
     pub(super) lent: Vec<Allocation>,
     pub(super) unsharded: Unsharded,
 }
@@ -78,7 +79,7 @@ impl DeviceMemory {
                 if bytes > 0 { comm.allocate(purpose, Place::Cuda(driver.ordinal()), bytes)? } else { None };
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
-            // SAFETY: the communicator has just made it, of `bytes` bytes, which is not 0.
+            // SAFETY: the communicator has just allocated this memory. It has `bytes` bytes, which is not 0.
             unsafe { driver.fill(DevicePtr(base.addr().get() as u64), &[0], bytes, stream)? };
             lent.push(allocation);
             Ok(Region::whole(base, bytes))
@@ -98,14 +99,14 @@ impl DeviceMemory {
             _ => owned(bytes),
         })?;
         let memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
-        // The runner on the host writes the initial control memory.
+        // With offload, the host's runner writes the initial control memory instead.
         if memory.host.is_none() {
             memory.initialise(plan, assignment)?;
         }
         Ok(memory)
     }
 
-    /// Returns the address at which a reader finds a span, or `None` if the span lies nowhere now.
+    /// Returns the address at which a reader finds a span, or `None` if no memory has the span now.
     pub(super) fn find(&self, span: Span, reader: Reader) -> Option<*mut u8> {
         let (shard, full) = (|| self.regions.find(span), || self.unsharded.find(span));
         match reader {
@@ -114,7 +115,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Allocates only control memory and settings, for tensors whose addresses come with each launch.
+    /// Allocates only control memory and settings. The addresses of tensors come with each launch.
     pub(super) fn without_tensors(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
@@ -149,8 +150,8 @@ impl DeviceMemory {
         let constants = &assignment.constants;
         let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
         let sets: Vec<InstepControl> = first_sets(plan, constants).collect();
-        // SAFETY: control memory was made for a block, those of these clip sets and that many records, and more, which stays
-        // zeros; nothing runs on it yet.
+        // SAFETY: control memory has room for a block, the blocks of these clip sets and that many records. The rest of
+        // it stays zeros. Nothing runs on it yet.
         unsafe {
             let control = first_control(constants);
             driver.upload(address(self.regions.control()), bytes_of(&control), *stream)?;
@@ -170,7 +171,7 @@ impl DeviceMemory {
         let arena = Arena::zeroed(driver, size_of_val(values) as u64, stream)?;
         let kept = pointer(arena.address())?.as_ptr().cast_const().cast();
         if !values.is_empty() {
-            // SAFETY: just allocated for them.
+            // SAFETY: this memory was just allocated for the values.
             unsafe { driver.upload(arena.address(), bytes_of_all(values), stream)? };
         }
         self.arenas.push(arena);
@@ -184,7 +185,7 @@ impl DeviceMemory {
 /// `at` is a device address of a `T`, for which every bit pattern is valid, and nothing writes it now.
 pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: StreamHandle) -> Result<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: zeros are initialised bytes, as many as the slice says; the address is the caller's promise.
+    // SAFETY: zeros are initialised bytes, as many as the slice says. The caller guarantees the address.
     unsafe {
         let bytes = std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>());
         driver.download(bytes, address(at), stream)?;
@@ -202,7 +203,7 @@ pub(super) unsafe fn write_progress(
     progress: Progress,
     stream: StreamHandle,
 ) -> Result<()> {
-    // SAFETY: the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut record = fetch(driver, at.cast_const(), stream)?;
         progress.set(&mut record);
@@ -215,7 +216,7 @@ pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
     DevicePtr(pointer.addr() as u64)
 }
 
-/// Returns values as bytes; they have no uninitialized padding.
+/// Returns values as bytes. The values have no uninitialized padding.
 pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
     // SAFETY: the structs of abi.h have no padding, and nothing else is passed in.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
@@ -228,7 +229,7 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 /// The host's memory for offloaded steps.
 #[derive(Default)]
 pub(super) struct HostMemory {
-    /// Whether copied memory is page-locked; control memory always is page-locked.
+    /// Whether parameters and gradients, which are copied, are page-locked. Control memory is always page-locked.
     is_pinned: bool,
     stagger: Stagger,
     pinned: Vec<OwnedMapped>,

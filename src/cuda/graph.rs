@@ -1,9 +1,9 @@
-//! A whole overlapped pass as a CUDA graph: captured once, replayed with one launch.
+//! A pass as a CUDA graph, with all its overlap. It is captured once, and each replay is one launch.
 //!
 //! Every stream forks from the trainer's stream and joins it again, so the graph holds the same waits as the schedule.
 //! The device reads all values that change between passes (counts, learning rates, clip), so a replay uses current
-//! values. After a capture, all streams wait for the trainer's stream, because positions recorded inside a graph are
-//! meaningless outside.
+//! values. After a capture, all streams wait for the trainer's stream, because a position that was recorded inside a
+//! graph has no meaning outside.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::op::{STREAMS, Stream};
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
     graph: OwnedGraph,
-    /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
+    /// The plan of the stepper that made it. This field keeps the plan alive, so no later plan can have the same
+    /// address.
     owner: Arc<Plan>,
     bindings: u64,
     /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
@@ -57,7 +58,8 @@ impl CudaDevice {
         OwnedGraph::begin(&*self.cuda.driver, compute)?;
         self.is_capturing = true;
         self.forked = [false; STREAMS];
-        // The capture may record events of the ring, which cannot be queried afterwards.
+        // The capture may record the ring's events. An event that was recorded in a capture cannot be queried
+        // afterwards.
         self.recorded = Default::default();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A GPU's steps on the host: ops of the optim stream as calls of this process, in that stream's order.
+//! Steps that the host runs for a GPU. Ops of the optim stream become calls of this process, in the stream's order.
 //!
 //! The driver makes each call on a separate thread. On that thread, the host's runner does the same work as on the host
 //! device, with the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are
@@ -37,7 +37,8 @@ pub(super) struct HostSteps {
     /// Whether copied memory is page-locked.
     pub(super) is_pinned: bool,
     shared: Arc<Shared>,
-    /// The calls that the driver was given. They are never freed, because a graph may make a call at any time.
+    /// The calls that the driver was given. They are never freed before the device, because a graph may make a call at
+    /// any time.
     calls: HashMap<Action, Arc<HostCall>>,
 }
 
@@ -52,7 +53,7 @@ struct Shared {
     /// The ring of settings that `pinned.rs` describes.
     first_slot: *const u32,
     slot_words: usize,
-    /// Number of Begins so far; it selects the slot.
+    /// Number of Begins so far. This number selects the slot.
     begun: AtomicU64,
     failed: Mutex<Option<(Op, Error)>>,
     is_busy: AtomicBool,
@@ -60,7 +61,7 @@ struct Shared {
 
 // SAFETY: the slots outlive the device's calls, and the trainer's thread writes no slot that a Begin must still read.
 unsafe impl Send for Shared {}
-// SAFETY: a Begin only reads its slot, which no thread writes meanwhile; all other fields are `Sync`.
+// SAFETY: a Begin only reads its slot, and no thread writes the slot until then. All other fields are `Sync`.
 unsafe impl Sync for Shared {}
 
 impl HostSteps {
@@ -73,7 +74,8 @@ impl HostSteps {
         settings: &SettingsRing,
     ) -> Result<HostSteps> {
         let memories = Arc::new(Memories::at(regions.clone()));
-        // The device's communicators are not passed, because they would outlive a device that hangs.
+        // The runner does not get the device's communicators, because it would keep them alive after a device that
+        // hangs.
         let no_calls =
             NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), is_foreseen: false };
         let parts = Parts {
@@ -124,7 +126,7 @@ impl HostSteps {
             .or_insert_with(|| Arc::new(HostCall { shared: Arc::clone(shared), op: *op }));
         let argument = Arc::as_ptr(call);
         // SAFETY: the call stays at its address until the device is dropped while the GPU is idle, or forever. It uses
-        // only the host's memory, which lives as long, and makes no driver call.
+        // only the host's memory, which lives equally long, and makes no driver call.
         unsafe { driver.call_host(run, argument.cast_mut().cast(), stream) }
     }
 
@@ -168,8 +170,8 @@ impl Shared {
     /// Copies the settings of the pass that begins.
     fn take_settings(&self) {
         let slot = (self.begun.fetch_add(1, Ordering::Relaxed) % SLOTS as u64) as usize;
-        // SAFETY: a slot of the ring, which the trainer's thread has written for this pass; the settings are as long, and
-        // only Begins touch them, one after the other.
+        // SAFETY: this is a slot of the ring, which the trainer's thread has written for this pass. The settings have
+        // the slot's length, and only Begins touch them, one after the other.
         unsafe {
             let from = self.first_slot.add(slot * self.slot_words);
             self.memories.regions().settings().copy_from_nonoverlapping(from, self.slot_words);
@@ -182,7 +184,7 @@ impl Shared {
 /// # Safety
 /// The argument is a living [`HostCall`].
 unsafe extern "C" fn run(argument: *mut c_void) {
-    // SAFETY: the contract.
+    // SAFETY: guaranteed by the caller.
     let call = unsafe { &*argument.cast::<HostCall>() };
     call.shared.run(&call.op);
 }

@@ -50,7 +50,7 @@ pub(super) struct Claim {
 impl Judge {
     /// Makes the driver check the stream's work against these ranges.
     pub(super) fn hold(self, stream: StreamHandle, name: &CStr, ranges: &[Range]) -> Claim {
-        // SAFETY: a string, and as many ranges, which the driver copies.
+        // SAFETY: the name is a string, and there are as many ranges as the call says. The driver copies both.
         unsafe { (self.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };
         Claim { judge: self, stream }
     }
@@ -58,7 +58,7 @@ impl Judge {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // SAFETY: without a name nothing is read.
+        // SAFETY: without a name, the function reads nothing.
         unsafe { (self.judge.0)(self.stream.0, ptr::null(), ptr::null(), 0) };
     }
 }

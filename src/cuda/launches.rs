@@ -1,8 +1,8 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
-//! A launch holds its arguments and its grid, so running it takes one driver call. The user's own code takes one
-//! further call per parameter. The addresses in the arguments lead into the stepper's memory, and that memory outlives
-//! the launches.
+//! A launch holds its arguments and its grid, so running it takes one driver call. A custom optimizer takes one further
+//! call per parameter, to the user's code. The addresses in the arguments lead into the stepper's memory, and that
+//! memory outlives the launches.
 #![allow(unsafe_code)]
 
 use std::mem::{MaybeUninit, offset_of};
@@ -21,17 +21,19 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// The bytes from which on one tile is a block's share of a step. A full tile reaches this with 20 bytes per element or
-/// more, as for most optimizers in f32; the last tiles of parameters lower the mean. Blocks start in the order of their
-/// tiles, so smaller shares keep less memory in use at a time. kernels/PERFORMANCE.md has the times.
+/// If tiles move at least this many bytes on average, a block of a step takes one tile. Full tiles reach this with 20
+/// bytes per element or more, which is true of most optimizers in f32. The last tiles of parameters are shorter and
+/// lower the average. Blocks start in the order of their tiles, so smaller shares keep less memory in use at a time.
+/// kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 36 << 10;
 
-/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. A single small tile has too few loads to
-/// hide the time that a block takes to start.
+/// The bytes that a block moves if tiles are smaller, for example in bf16 throughout. A single small tile has too few
+/// loads to hide the time that a block takes to start.
 const SHARE_BYTES: u64 = 224 << 10;
 
-/// The least number of blocks that each slot of the GPU for a resident block runs in turn, if there are enough tiles.
-/// With one and a fraction, most slots would be idle while the last blocks run.
+/// The GPU has a slot for each block that can be resident. If there are enough tiles, each slot runs at least this many
+/// blocks, one after the other. With little more than one block per slot, most slots would be idle while the last
+/// blocks run.
 const LEAST_TURNS: u64 = 2;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
@@ -74,7 +76,7 @@ impl Preparation<'_> {
         Ok(prepared)
     }
 
-    /// Prepares the launches of buckets whose tiles follow one another in one table.
+    /// Prepares the launches of buckets that have consecutive tiles in one table.
     fn of_neighbours(
         &self,
         kind: Kind,
@@ -148,9 +150,9 @@ impl Preparation<'_> {
     }
 }
 
-/// How tiles are assigned to blocks. Launches that compute norms end in atomics, so they have only as many blocks as
-/// can be resident at a time, with even shares. Launches that step have blocks with short shares, or the caller's
-/// number of blocks. The user's own code takes one block.
+/// How tiles are assigned to blocks. The share of a block is the number of its tiles. Launches that compute norms end
+/// in atomics, so they have only as many blocks as can be resident at a time, with equal shares. Launches that step
+/// have blocks with short shares, or the caller's number of blocks. A launch for a custom optimizer has one block.
 #[derive(Clone, Copy)]
 enum Grid {
     One,
@@ -174,15 +176,15 @@ impl Grid {
     }
 }
 
-/// Returns how many blocks, at most `most`, take equal shares of the tiles. Only the last share may be smaller. With
-/// exactly `most` blocks the shares would be just as large, and the last blocks could get no tile.
+/// Returns the number of blocks, at most `most`, that take equal shares of the tiles. Only the last share may be
+/// smaller. With exactly `most` blocks, the shares would have the same size, and the last blocks might get no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks for which a share is one large tile or moves about [`SHARE_BYTES`]. Another kernel on
-/// the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start when other blocks
-/// end, and blocks with short shares end soon.
+/// Returns the number of blocks. A share is then one large tile, or enough smaller tiles to move about [`SHARE_BYTES`].
+/// Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
+/// when other blocks end. Blocks with short shares end soon, so other blocks do not wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };
@@ -196,7 +198,7 @@ fn share(tiles: u64, blocks: u32) -> u64 {
 
 /// Returns the argument of a launch that reads records from control memory.
 pub(super) fn nothing_given() -> InstepGiven {
-    // SAFETY: zeros are numbers, and records of zeros.
+    // SAFETY: all fields are numbers, or records of numbers, for which zeros are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -231,14 +233,14 @@ impl BucketLaunch {
         }
         let mut args = *self.args;
         change(&mut args);
-        // SAFETY: the kernel takes this struct, and its addresses are the caller's promise.
+        // SAFETY: the kernel takes this struct, and the caller guarantees its addresses.
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
     }
 
-    /// Enqueues one launch of a bucket, or of neighbours whose tiles follow one another in a table.
+    /// Enqueues one launch of a bucket, or of neighbouring buckets that have consecutive tiles in a table.
     ///
     /// # Safety
-    /// The stepper's memory is alive, and nothing else touches what the kernel touches until it has ended.
+    /// The stepper's memory is alive. Until the kernel has ended, nothing else touches the memory that it touches.
     pub(super) unsafe fn enqueue<'a>(
         neighbours: impl Iterator<Item = &'a BucketLaunch> + Clone,
         driver: &dyn Driver,
@@ -257,7 +259,7 @@ impl BucketLaunch {
             together.args.tile_count = tiles;
             (shape, args) = (first.grid.shape(&mut together.args, moved_bytes), together);
         }
-        // SAFETY: the kernel takes this struct; the rest is the caller's promise.
+        // SAFETY: the kernel takes this struct, and the caller guarantees the rest.
         unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
         let mut params = neighbours.filter_map(|launch| launch.custom.as_ref()).flatten();
         params.try_for_each(|param| enqueue_param(param, first.args.args.records, stream))

@@ -1,17 +1,17 @@
 //! Finds NVIDIA's driver library and looks up its functions, before cudarc makes its first call.
 //!
-//! cudarc opens `libcuda.so`, or a name with a version (`libcuda.so.1` at last), and panics if it finds no library or no function. This module
-//! therefore looks for the library and for each function first, and returns an error that names what is missing. Before
-//! that, it opens the file that `INSTEP_CUDA` names. cudarc then finds the file by its soname, which is the name inside
-//! the file. If cudarc has found another library, the driver is refused. A driver that has been started is never
-//! closed, because it runs threads.
+//! cudarc opens `libcuda.so`, or a name with a version (last of all `libcuda.so.1`). It panics if the library or a
+//! function is missing. This module therefore looks for the library and for each function first, and returns an error
+//! that names the missing part. Before that, this module opens the file that `INSTEP_CUDA` names. cudarc then finds
+//! this file by its soname, the name inside the file. If cudarc has found another library, this module refuses the
+//! driver. A driver that has been started is never closed, because it runs threads.
 //!
 //! cudarc returns result codes as a Rust enum of the release that it was built for. A code that the enum lacks is
-//! undefined behaviour. [`Direct`] therefore declares some functions itself, so that they return numbers: those that
-//! start the driver, order or start a stream's work, ask whether it has ended, or allocate for it. These functions are
-//! the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code from
-//! one of the other calls. These are calls that make or free an object, that copy, fill, call the host or capture, or
-//! that repeat a new fault. [`call`] converts such a result to a number at once and matches on nothing.
+//! undefined behaviour. [`Direct`] therefore declares some functions itself, with numbers as results. These functions
+//! start the driver, order or start a stream's work, ask whether the work has ended, or allocate memory for it. They
+//! are the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code
+//! from one of the other calls. These calls make or free an object, copy, fill, call the host, capture, or repeat a new
+//! fault. [`call`] converts their results to numbers at once, and matches on no enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -69,14 +69,14 @@ macro_rules! takes_the_same {
     (($cudarc:ident) ($($type:ty),*)) => { const _: unsafe fn($($type),*) -> CUresult = sys::$cudarc; };
 }
 
-/// One row per function: its symbol, an older symbol that works as well, its arguments, and cudarc's function if that
-/// takes the same arguments in every release.
+/// One row per function: its symbol, an older symbol that works too, and its arguments. The row also names cudarc's
+/// function, if this function takes the same arguments in every release.
 macro_rules! direct {
     ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
         /// The functions that return result codes as numbers.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
-            /// This function exists since CUDA 12.5. It returns the primary context for streams of a green context.
+            /// This function exists since CUDA 12.5. For a stream of a green context, it returns the primary context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
             /// Checks work against claims. Only the software GPU of the tests has this function.
             pub(super) judge: Option<Judge>,
@@ -88,12 +88,12 @@ macro_rules! direct {
                     $($name: {
                         let symbols = [stringify!($name) $(, stringify!($older))?];
                         let found = symbols.iter().find_map(|symbol| {
-                            // SAFETY: the type is the one that `cuda.h` gives this symbol.
+                            // SAFETY: `cuda.h` gives this symbol this type.
                             unsafe { library.get(symbol.as_bytes()) }.ok().map(|found| *found)
                         });
                         found.ok_or(stringify!($name))?
                     },)*
-                    // SAFETY: the type is the one that `cuda.h` gives this symbol; a green context is a pointer too.
+                    // SAFETY: `cuda.h` gives this symbol this type. A green context is a pointer too.
                     stream_contexts: unsafe { library.get(b"cuStreamGetCtx_v2") }.ok().map(|found| *found),
                     judge: judge(library),
                 })
@@ -104,7 +104,7 @@ macro_rules! direct {
                 /// Calls the function as `cuda.h` documents it.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
-                    // SAFETY: the caller keeps to what `cuda.h` documents.
+                    // SAFETY: the caller calls the function as `cuda.h` documents it.
                     match unsafe { (self.$name)($($argument),*) } {
                         0 => Ok(()),
                         code => Err(self.error(stringify!($name), code)),
@@ -125,7 +125,7 @@ direct! {
     cuStreamSynchronize(stream: CUstream) as cuStreamSynchronize;
     cuEventRecord(event: CUevent, stream: CUstream) as cuEventRecord;
     cuEventQuery(event: CUevent) as cuEventQuery;
-    // Drivers before CUDA 12.8 have only the older symbol, and cudarc knows one of the two.
+    // Drivers before CUDA 12.8 have only the older symbol, and cudarc declares only one of the two.
     cuEventElapsedTime_v2 or cuEventElapsedTime (ms: *mut f32, from: CUevent, to: CUevent);
     cuLaunchKernel(
         function: CUfunction, blocks: u32, blocks_y: u32, blocks_z: u32, threads: u32, threads_y: u32, threads_z: u32,
@@ -139,7 +139,7 @@ direct! {
         as cuMemAllocFromPoolAsync;
 }
 
-/// No release has changed the size of `CUmemPoolProps`; cudarc's struct differs between its features.
+/// No CUDA release has changed the size of `CUmemPoolProps`, but cudarc's struct differs between its features.
 #[repr(C)]
 pub(super) struct PoolProps {
     pub(super) kind: u32,
@@ -169,7 +169,7 @@ impl Direct {
     }
 
     /// Returns whether the work before an event's latest record has ended. The host polls this function, so the usual
-    /// answer makes no error value.
+    /// answer, not ready, makes no error value.
     ///
     /// # Safety
     /// The event is alive.
@@ -188,7 +188,7 @@ impl Direct {
         // SAFETY: the function takes every number, and writes the address of a string of the driver, or null.
         let known = unsafe { (self.cuGetErrorName)(code, &mut name) };
         let name = if known == 0 && !name.is_null() {
-            // SAFETY: a string of the driver, which is never freed.
+            // SAFETY: this is a string of the driver, and the driver never frees it.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             "a code that the driver does not name".to_owned()
@@ -213,7 +213,7 @@ pub(super) fn check(symbol: &'static str, code: i32) -> Result<()> {
 /// Returns the functions of the driver. The first call starts the driver.
 ///
 /// # Errors
-/// `DriverUnavailable`: the library is missing, is another one than that of cudarc, lacks a function, or does not
+/// `DriverUnavailable` if the library is missing, is not the library that cudarc calls, lacks a function, or does not
 /// start.
 pub(super) fn direct() -> Result<&'static Direct> {
     static DRIVER: OnceLock<Result<Direct>> = OnceLock::new();
@@ -232,7 +232,7 @@ fn find(named: Option<OsString>) -> Result<Direct, String> {
         Some(path) => format!("INSTEP_CUDA={}", path.display()),
         None => "libcuda.so".to_owned(),
     };
-    // SAFETY: the user has named it as NVIDIA's driver.
+    // SAFETY: the user has named the file as NVIDIA's driver.
     let named = named.map(|path| unsafe { Library::new(path) }).transpose();
     let named = named.map_err(|error| format!("{shown}: {}", reason(&error)))?;
     let found = cudarcs_library();
@@ -251,7 +251,7 @@ fn find(named: Option<OsString>) -> Result<Direct, String> {
         let (missing, version) = (documented(symbol), version(library));
         format!("{shown}{version} has no {missing}, which every driver since {OLDEST} has")
     };
-    // SAFETY: only looked up.
+    // SAFETY: the symbol is only looked up, not used.
     let exists = |symbol: &&str| unsafe { library.get::<*const c_void>(symbol.as_bytes()) }.is_ok();
     if let Some(missing) = symbols::ALL.iter().find(|symbol| !exists(symbol)) {
         return Err(lacks(missing));
@@ -259,13 +259,13 @@ fn find(named: Option<OsString>) -> Result<Direct, String> {
     Direct::of(library).map_err(lacks)
 }
 
-/// Returns the library whose functions cudarc calls.
+/// Returns the library that cudarc calls.
 fn cudarcs_library() -> Option<&'static Library> {
-    // cudarc has both functions, unless another crate of the program makes cudarc link the driver. The functions below
-    // are for that case.
+    // cudarc has `is_culib_present` and `culib`, unless another crate of the program makes cudarc link the driver. In
+    // that case, the functions of these names below are used.
     #[allow(unused_imports)]
     use cudarc::driver::sys::*;
-    // SAFETY: they open NVIDIA's driver by name; the second panics only where the first finds nothing.
+    // SAFETY: both functions open NVIDIA's driver by name. The second panics only if the first finds nothing.
     unsafe { is_culib_present().then(|| culib()) }
 }
 
@@ -275,14 +275,14 @@ unsafe fn is_culib_present() -> bool {
     true
 }
 
-/// Returns the program itself; its symbols include those of a linked driver.
+/// Returns the program itself. Its symbols include the symbols of a linked driver.
 #[allow(dead_code)]
 unsafe fn culib() -> &'static Library {
     Box::leak(Box::new(libloading::os::unix::Library::this().into()))
 }
 
 fn address_of_start(library: &Library) -> Option<usize> {
-    // SAFETY: only its address is taken.
+    // SAFETY: only the address of the function is used.
     unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok().map(|start| *start as usize)
 }
 
@@ -291,10 +291,10 @@ pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Returns the version of a driver that lacks something, as a part of a sentence.
+/// Returns the version of a driver that lacks a function, as a part of an error's sentence.
 fn version(library: &Library) -> String {
     let mut version = 0;
-    // SAFETY: the type is the one that `cuda.h` gives this symbol; writes one number.
+    // SAFETY: `cuda.h` gives this symbol this type. The call writes one number.
     let answer = unsafe {
         let ask = library.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"cuDriverGetVersion");
         ask.map(|ask| ask(&mut version))
@@ -310,6 +310,6 @@ fn judge(library: &Library) -> Option<Judge> {
     if !cfg!(debug_assertions) {
         return None;
     }
-    // SAFETY: the type is the one that the software GPU gives this symbol; no other driver has it.
+    // SAFETY: the software GPU gives this symbol this type, and no other driver has the symbol.
     unsafe { library.get::<Take>(b"softwareGpuClaim") }.ok().map(|found| Judge(*found))
 }

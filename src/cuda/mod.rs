@@ -1,9 +1,10 @@
-//! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
+//! The CUDA device. It runs ops as driver calls, with kernels that are embedded in this crate. Memory and streams
+//! belong to the library or to the caller.
 //!
-//! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead. For each bucket, a stream
-//! waits for the sum, a kernel is launched (two for LAMB), and an event is recorded. Without feature `cuda`, or without
-//! a driver, every constructor returns an error that says so. As on the host, `schedule` decides which ops may overlap,
-//! and `hazard` proves that this is safe.
+//! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead of the GPU. For each
+//! bucket, a stream waits for the sum, a kernel is launched (two for LAMB), and an event is recorded. Without feature
+//! `cuda`, or without a driver, every constructor returns an error that says so. As on the host, `schedule` decides
+//! which ops may overlap, and `hazard` proves that the overlap is safe.
 
 mod any_stream;
 mod bucket;
@@ -40,8 +41,8 @@ mod waits;
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
-/// The version of cudarc with the streams and events that convert to [`StreamHandle`] and
-/// [`EventHandle`](crate::EventHandle). Its interface changes often, so no other public item names its types.
+/// The version of cudarc that this crate uses. Its streams and events convert to [`StreamHandle`] and
+/// [`EventHandle`](crate::EventHandle). The interface of cudarc changes often, so no other public item names its types.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
@@ -67,11 +68,12 @@ pub struct Cuda {
 
 impl Cuda {
     /// Opens the device with this ordinal through its primary context, which the CUDA runtime and frameworks share.
-    /// Under torchrun each rank opens its own: [`Options::device`](nccl::Options::device).
+    /// Under torchrun each rank opens its own device, which [`Options::device`](nccl::Options::device) names.
     ///
     /// # Errors
-    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` without a working driver, `Unsupported` if there
-    /// is no such device.
+    /// `KernelsNotBuilt` without feature `cuda`. `DriverUnavailable` without a working driver. `Unsupported` if there
+    /// is no such device, or if the device has no stream-ordered memory or no unified addressing. `Device` if the
+    /// driver refuses a call.
     pub fn open(ordinal: u32) -> Result<Cuda> {
         #[cfg(feature = "cuda")]
         return Ok(Cuda::on(system::open(ordinal)?));
@@ -94,29 +96,32 @@ impl Cuda {
     }
 
     /// Sets the stream on which forward and backward run. The default is the legacy default stream. The per-thread
-    /// default stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a
-    /// green context of this device is accepted too (CUDA 12.5 or newer). Streams of other contexts are refused.
+    /// default stream (handle 2) differs between threads, so a stepper that uses it must stay on one thread. A stream
+    /// of a green context of this device is accepted too (CUDA 12.5 or newer). Streams of other contexts are refused.
     ///
     /// Create the stream with a higher priority than that of the steps ([`optim_priority`](Self::optim_priority)), such
     /// as -1 (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). With equal priorities, blocks run in the
-    /// order of their launches, so a backward kernel would start only after all blocks of a concurrent step.
+    /// order of their launches. A backward kernel would then start only after all blocks of a concurrent step have
+    /// started.
     pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
         self.compute = stream;
         self
     }
 
-    /// Sets the priority of steps relative to the trainer's kernels. A lower number runs sooner, and the driver clamps
-    /// it to the device's range. The default is 0, the priority of an ordinary stream.
+    /// Sets the priority of steps relative to the trainer's kernels. A lower number is a higher priority. The driver
+    /// clamps the number to the device's range. The default is 0, the priority of an ordinary stream.
     pub fn optim_priority(mut self, priority: i32) -> Cuda {
         self.optim_priority = priority;
         self
     }
 
-    /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. With fewer blocks, more
-    /// multiprocessors are free for a concurrent backward; too few blocks cost bandwidth. With many blocks, each block
-    /// ends sooner, and a kernel of higher priority waits less for a multiprocessor. `u32::MAX` gives each tile its own
-    /// block. `instep bench --device cuda:0 --max-blocks` measures the effect. By default, a block steps one tile that
-    /// moves at least 36 KiB, or 224 KiB of smaller tiles. The GPU then runs at least two blocks per resident slot.
+    /// Sets the number of thread blocks of a step. There is at most one block per tile of 2,048 elements. Fewer blocks
+    /// leave more multiprocessors free for a concurrent backward. Too few blocks do not use the full memory bandwidth.
+    /// With more blocks, each block ends sooner, so a kernel of higher priority waits less for a multiprocessor.
+    /// `u32::MAX` gives each tile its own block. `instep bench --device cuda:0 --max-blocks` measures the effect. By
+    /// default, a block steps one tile if tiles move at least 36 KiB on average. Otherwise it steps enough tiles to
+    /// move about 224 KiB. If there are enough tiles, the launch has at least two blocks for each block that can be
+    /// resident.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self
@@ -137,7 +142,7 @@ impl std::fmt::Debug for Cuda {
 /// Returns the number of CUDA devices.
 ///
 /// # Errors
-/// Errors as for [`Cuda::open`], except for the ordinal.
+/// `KernelsNotBuilt`, `DriverUnavailable` and `Device` as for [`Cuda::open`].
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
     return system::device_count();

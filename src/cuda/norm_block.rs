@@ -32,7 +32,8 @@ impl NormBlock {
             let kernels = Kernels::load(&driver, &[])?;
             let arena = Arena::zeroed(&driver, size_of::<InstepControl>() as u64, own)?;
             let control = first_control(&StepConstants::PLAIN);
-            // SAFETY: just allocated for it. The host waits for the copy, so every stream finds it.
+            // SAFETY: the memory was just allocated for the block. The host waits for the copy, so every stream finds
+            // the written block.
             unsafe { driver.upload(arena.address(), bytes_of(&control), own)? };
             Ok(Block { driver, kernels, arena })
         })
@@ -51,7 +52,8 @@ impl NormBlock {
             let (mut args, shape) =
                 (begin_block(block.pointer()), Shape { blocks: 1, threads: INSTEP_GPU_THREADS });
             scale(&mut args);
-            // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
+            // SAFETY: the kernel takes this struct. The block in it is this object's own, and the caller guarantees the
+            // rest.
             unsafe { block.driver.launch(block.kernels.begin, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
@@ -69,13 +71,14 @@ impl NormBlock {
         self.on_stream(stream, |block, _| {
             let args = decide_block(block.pointer(), max_norm, skip_nonfinite);
             let shape = Shape { blocks: 1, threads: 1 };
-            // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
+            // SAFETY: the kernel takes this struct. The block in it is this object's own, and the caller guarantees the
+            // rest.
             unsafe { block.driver.launch(block.kernels.decide, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
 
     pub(crate) fn control(&mut self) -> Result<InstepControl> {
-        // SAFETY: our own block, which nothing writes when the stream comes to the copy.
+        // SAFETY: this is our own block. When the stream comes to the copy, nothing writes it.
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 

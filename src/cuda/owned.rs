@@ -1,9 +1,9 @@
 //! Streams, events, code, graphs and memory of a GPU that are freed with their last owner.
 //!
-//! A handle of this file lives as long as its value. A stream that is passed as a plain handle is alive too: it is a
-//! stream of this file, or the trainer's stream, which the caller has promised to keep alive. Queued work outlives all
-//! these handles. Stream-ordered memory is freed after the work that is on its stream, and neither allocating nor
-//! freeing it waits. (CUDA's stream-ordered allocator.)
+//! A handle of this file lives as long as its value. A stream that is passed as a plain handle is alive too. It is a
+//! stream of this file, or the trainer's stream, which the caller has promised to keep alive. Work that is queued still
+//! runs after its handles are freed. Stream-ordered memory is freed after the work that is on its stream. The host does
+//! not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -48,7 +48,7 @@ impl<H: Copy> Drop for Owned<H> {
     }
 }
 
-/// A position on a stream, from its last [`record`](Self::record). Clones are the same event.
+/// An event: the position on a stream at its last [`record`](Self::record). Clones are the same event.
 #[derive(Clone)]
 pub(crate) struct Event(Arc<Position>);
 
@@ -90,7 +90,7 @@ impl Event {
     }
 
     /// Waits until the event's last position has been passed, but not longer than the grace period of a drop. Returns
-    /// whether it has been passed. The period begins anew while `is_busy` returns true.
+    /// whether it has been passed. While `is_busy` returns true, the period starts again.
     pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
         let mut since = Instant::now();
         loop {
@@ -114,9 +114,10 @@ impl Event {
         Ok(())
     }
 
-    /// Returns the time since the event `zero`, whose owner is alive. Both events are timed and have been passed.
+    /// Returns the time since the event `zero`. The owner of `zero` is alive. Both events are timed and have been
+    /// passed.
     pub(crate) fn ns_since(&self, zero: EventHandle) -> Result<f64> {
-        // SAFETY: both are alive. The driver refuses others.
+        // SAFETY: both events are alive. The driver refuses events that are not timed or not passed.
         unsafe { self.0.event.driver.elapsed_ns(zero, self.handle()) }
     }
 }
@@ -139,7 +140,7 @@ impl OwnedModule {
     }
 }
 
-/// A graph that was captured from a stream. Dropping it frees the graph; enqueued work still runs.
+/// A graph that was captured from a stream. Dropping it frees the graph, but enqueued work still runs.
 pub(super) type OwnedGraph = Owned<Graph>;
 
 impl OwnedGraph {
@@ -159,7 +160,7 @@ impl OwnedGraph {
 
     pub(super) fn launch(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: the graph refers to memory that the capturing device keeps, and to memory of the trainer's captured
-        // work, which is alive by the promise of the caller of `Stepper::replay`.
+        // work. The caller of `Stepper::replay` promises that the latter is alive.
         unsafe { self.driver.launch_graph(self.handle, stream) }
     }
 }
@@ -171,8 +172,8 @@ impl Arena {
     /// Allocates memory with arbitrary contents, for work that is enqueued on the stream later.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let free: Free<(DevicePtr, StreamHandle)> = |driver, (address, stream)| {
-            // SAFETY: allocated by this driver. The owner's drop (`CudaDevice`, `AnyStream`) or the caller of `free_on` has
-            // made this stream come after all work that uses it.
+            // SAFETY: this driver has allocated the memory. The owner's drop (`CudaDevice`, `AnyStream`) or the caller
+            // of `free_on` has made this stream come after all work that uses it.
             unsafe { driver.free(address, stream) }
         };
         let address = driver.allocate(bytes, stream)?;
@@ -183,7 +184,7 @@ impl Arena {
     pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let arena = Arena::new(driver, bytes, stream)?;
         if bytes > 0 {
-            // SAFETY: just allocated, `bytes` bytes long, on this stream.
+            // SAFETY: the memory was just allocated on this stream, and is `bytes` bytes long.
             unsafe { driver.fill(arena.address(), &[0], bytes, stream)? };
         }
         Ok(arena)
@@ -220,7 +221,7 @@ pub(super) struct OwnedMapped {
 impl OwnedMapped {
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<OwnedMapped> {
         let memory = Owned::new(driver, driver.allocate_mapped(bytes as u64)?, <dyn Driver>::free_mapped);
-        // SAFETY: allocated for them; nothing else has the address yet.
+        // SAFETY: the memory was allocated for these bytes, and nothing else has its address yet.
         unsafe { memory.handle.as_ptr().write_bytes(0, bytes) };
         Ok(OwnedMapped { memory, bytes })
     }
@@ -237,22 +238,23 @@ impl OwnedMapped {
         self.memory.handle
     }
 
-    /// Writes words from word `at` on. A kernel that reads them meanwhile may read old and new words.
+    /// Writes words from word `at` on. A kernel that reads at the same time may read old and new words.
     pub(super) fn write(&mut self, at: usize, words: &[u32]) {
         assert!((at + words.len()) * size_of::<u32>() <= self.bytes, "{at} and {} words", words.len());
-        // SAFETY: inside the memory, which is aligned to a page; `&mut self` excludes other accesses by the host.
+        // SAFETY: the words are inside the memory, which is aligned to a page. `&mut self` excludes other accesses by
+        // the host.
         unsafe {
             let to = self.host().as_ptr().cast::<u32>().add(at);
             ptr::copy_nonoverlapping(words.as_ptr(), to, words.len());
         }
     }
 
-    /// Reads the status in this slot, and the sequence number before and after that. The GPU may write the status at
-    /// any time, so the status is complete only if all three numbers agree.
+    /// Reads the sequence number in this slot, the status, and the sequence number again. The GPU may write the status
+    /// at any time, so the status is complete only if both numbers agree with the number in the status.
     pub(super) fn status(&self, slot: usize, between: impl Fn()) -> (u64, InstepStatus, u64) {
         assert!((slot + 1) * size_of::<InstepStatus>() <= self.bytes, "slot {slot}");
-        // SAFETY: inside the memory, aligned; plain numbers, for which all bits are valid. Volatile, because the GPU
-        // writes them.
+        // SAFETY: the slot is inside the memory and aligned. It has plain numbers, for which all bits are valid. The
+        // reads are volatile, because the GPU writes the slot.
         unsafe {
             let at = self.host().cast::<InstepStatus>().add(slot).as_ptr();
             let sequence = &raw const (*at).sequence;

@@ -1,8 +1,9 @@
 //! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
-//! Settings go to the GPU. The host writes a slot when it opens a pass, and that pass's Begin reads it, so a learning
-//! rate changes without waiting for earlier passes. Status goes to the host, in slots with one seqlock each that are
-//! written after the last step. The host never writes a slot that a Begin must still read.
+//! Settings go to the GPU. The host writes a slot when it opens a pass, and the Begin of this pass reads the slot. The
+//! host can therefore change a learning rate without a wait for earlier passes. The host never writes a slot that a
+//! Begin must still read. Status goes to the host. After the last step of a pass, the GPU writes the status into a
+//! slot. Each slot has a seqlock.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -21,11 +22,12 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct SettingsRing {
     pub(super) ring: OwnedMapped,
     pub(super) words: Vec<u32>,
-    /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with checks have this field.
+    /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with debug assertions update
+    /// this field.
     pub(super) of_pass: Vec<u32>,
     /// For each slot, the event after the Begin that reads it.
     read: Vec<Event>,
-    /// Number of Begins so far; it selects the slot of the next one.
+    /// Number of Begins so far. This number selects the slot of the next Begin.
     pub(super) begun: u64,
 }
 
@@ -37,8 +39,8 @@ impl SettingsRing {
         Ok(SettingsRing { ring, of_pass: words.clone(), words, read, begun: 0 })
     }
 
-    /// Replaces the settings. Each pass's Begin has a separate slot, so no Begin that was enqueued before reads the new
-    /// settings.
+    /// Replaces the settings. Each pass's Begin has a separate slot, so a Begin that is already enqueued still reads
+    /// the old settings.
     pub(super) fn set(&mut self, settings: &Settings) {
         self.words.copy_from_slice(settings.words());
     }

@@ -19,7 +19,7 @@ pub(crate) struct Streams {
     rings: [Vec<Event>; STREAMS],
     /// Marks positions that no ticket names.
     spare: Event,
-    /// All streams except that of the trainer.
+    /// All streams except the trainer's stream.
     own: [Option<OwnedStream>; STREAMS],
 }
 
@@ -36,7 +36,7 @@ impl Streams {
         let (rings, own) = Default::default();
         let mut streams = Streams { compute, rings, spare: Event::new(driver, false)?, own };
         for stream in Stream::used(plan) {
-            // Sums and copies come before steps; the driver clamps the priority.
+            // Sums and copies have a higher priority than steps. The driver clamps the priority.
             let priority = if *stream == Stream::Optim { optim_priority } else { i32::MIN };
             streams.own[stream.index()] = Some(OwnedStream::with_priority(driver, priority)?);
         }

@@ -1,4 +1,4 @@
-//! Ops as driver calls on the caller's thread.
+//! Runs ops as driver calls on the caller's thread.
 //!
 //! In a steady state a bucket takes a wait, a launch and a record. Only the ops decide which work runs, and in which
 //! order. `run_all` never blocks, except while the host is eight passes ahead of the GPU.
@@ -40,7 +40,7 @@ impl CudaDevice {
         // collectives in a launch.
         for ops in ops.chunk_by(|previous, op| op.joins(previous, &plan)).flat_map(|ops| ops.chunks(1024)) {
             let outcome = match (ops[0].action, sum) {
-                // SAFETY: the event is this driver's and alive, as the caller of `bucket_ready_after` promises.
+                // SAFETY: the caller of `bucket_ready_after` promises that the event is of this driver and alive.
                 (Action::AwaitSum { .. }, Some(event)) => unsafe {
                     self.cuda.driver.wait(self.streams.stream(ops[0].stream), event)
                 },
@@ -74,8 +74,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns two spans of the bucket that an op makes full: the shard that the GPU keeps (empty if it keeps none),
-    /// and the full bucket.
+    /// Returns two spans of the bucket that an op makes full. They are the shard that the GPU keeps (empty if it keeps
+    /// no shard) and the full bucket.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
@@ -87,7 +87,7 @@ impl CudaDevice {
             Action::Collective { kind: CollectiveKind::AllGather, src, dst, bucket, .. }
                 if self.plan.shards_params() && op.stream == Stream::Gather =>
             {
-                // In a group of one, the shard is the whole bucket.
+                // In a group of one rank, the shard is the full bucket.
                 bucket.and_then(resharded).or_else(|| (src != dst).then_some([src, dst]))
             }
             _ => None,
@@ -148,7 +148,8 @@ impl CudaDevice {
             }
             Action::Collective { .. } => self.comms.enqueue(ops, &self.plan, |key, ranks, spans| {
                 let [src, dst] = spans.map(|span| self.find(span));
-                // SAFETY: in bounds by `find`; the schedule lets nothing else touch them meanwhile, which the checker proves.
+                // SAFETY: the spans are in bounds by `find`. The schedule lets no other op touch them at the same time,
+                // which the checker proves.
                 unsafe { Call::new(key, ranks, src, dst, self.comms.deadline, Some(stream)) }
             }),
         }
@@ -163,17 +164,18 @@ impl CudaDevice {
         host.enqueue(&*self.cuda.driver, op, stream)
     }
 
-    /// Copies inside the GPU's memory, or between that and the host's memory.
+    /// Copies inside the GPU's memory, or between the GPU's memory and the host's memory.
     fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
         let (stream, bytes) = (self.streams.stream(on), src.bytes());
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
         if self.host.as_ref().is_some_and(|host| !host.is_pinned) && (is_offloaded(src) || is_offloaded(dst))
         {
-            // The driver copies pageable memory during the call.
+            // The driver copies pageable memory during the call, so the stream's earlier work must have ended.
             self.block_on(self.streams.here(on)?)?;
         }
         let [from, to] = [src, dst].map(|span| self.find(span));
-        // SAFETY: in bounds by `find`, and two memories never overlap; the schedule lets nothing else touch them meanwhile.
+        // SAFETY: the spans are in bounds by `find`, and two memories never overlap. The schedule lets no other op
+        // touch them at the same time.
         unsafe {
             match (is_offloaded(src), is_offloaded(dst)) {
                 (true, _) => self.cuda.driver.copy_up(address(to), from, bytes, stream),
@@ -200,19 +202,20 @@ impl CudaDevice {
 
     fn fill(&self, span: Span, element: &[u8], stream: StreamHandle) -> Result<()> {
         let at = address(self.engine.memory.regions.resolve(span));
-        // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule guarantees and the
-        // checker proves for every op.
+        // SAFETY: the span is in bounds by `resolve`. Nothing else touches it at the same time. The schedule guarantees
+        // this and the checker proves it for every op.
         unsafe { self.cuda.driver.fill(at, element, span.bytes(), stream) }
     }
 
-    /// Makes the open pass leave a segment unchanged, by a fill on the stream. A captured pass contains the fill too.
-    /// The next Begin sets the action anew.
+    /// Makes the open pass leave a segment unchanged: a fill on the stream writes the action into the segment's record.
+    /// A captured pass contains the fill too. The next Begin sets the action again.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
         let (driver, action) = (&self.cuda.driver, (SegmentAction::Leave as u32).to_ne_bytes());
         records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {
             let at = address(self.engine.memory.regions.records().wrapping_add(record));
             let at = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
-            // SAFETY: a word of a record of this device's, which nothing else touches now, as for every op.
+            // SAFETY: this is a word of a record of this device. As for every op, nothing else touches it at the same
+            // time.
             unsafe { driver.fill(at, &action, action.len() as u64, stream) }
         })
     }
@@ -243,7 +246,7 @@ impl CudaDevice {
         let (buckets, mut part) = self.launches_of(op);
         part.try_for_each(|place| {
             let launches = buckets.iter().map(|launches| &launches[place]);
-            // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
+            // SAFETY: this device keeps the memory. As for every op, nothing else touches it at the same time.
             unsafe { BucketLaunch::enqueue(launches, &*self.cuda.driver, stream) }
         })
     }

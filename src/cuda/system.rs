@@ -1,12 +1,13 @@
-//! The driver of this machine: one call per method, through cudarc, and an error for every answer but success.
+//! The driver of this machine, called through cudarc. Every result other than success becomes an error.
 //!
-//! This file uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer, which
-//! would prevent the overlap of steps with backward. cudarc's `CudaStream` and `CudaEvent` ask for the current context
-//! in every call. Streams and events of a program that has these types are taken by reference.
+//! This file uses raw addresses and handles instead of cudarc's types. A `CudaSlice` of cudarc would order all accesses
+//! to one flat buffer. This order would prevent the overlap of steps with backward. A `CudaStream` or `CudaEvent` of
+//! cudarc asks for the current context in every call. A program that has these types can still pass its streams and
+//! events by reference.
 //!
-//! The context is the device's primary one, which the CUDA runtime and every framework share. It is never released,
-//! because others may hold memory in it. Every call restores the context that the thread had; cudarc's `CudaContext`
-//! leaves its own context current.
+//! The context is the device's primary context, which the CUDA runtime and every framework share. It is never released,
+//! because other code may have memory in it. Every call restores the context that the thread had, while cudarc's
+//! `CudaContext` leaves its own context current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -48,7 +49,7 @@ impl From<&CudaEvent> for EventHandle {
 struct System {
     direct: &'static Direct,
     context: usize,
-    /// A pool of stream-ordered memory. Freed memory stays mapped, so that the next allocation is fast; the driver's
+    /// A pool of stream-ordered memory. Freed memory stays mapped, so that the next allocation is fast. The driver's
     /// own pool returns memory to the system at every wait. A destroyed pool exists until its memory is freed.
     pool: usize,
     gpu: Gpu,
@@ -56,7 +57,7 @@ struct System {
 
 impl Drop for System {
     fn drop(&mut self) {
-        // SAFETY: made by `open`, and this was its only owner.
+        // SAFETY: `open` made the pool, and this is its only owner.
         let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.pool)) };
     }
 }
@@ -64,11 +65,11 @@ impl Drop for System {
 /// Returns the number of devices.
 ///
 /// # Errors
-/// `DriverUnavailable` if there is no working driver.
+/// `DriverUnavailable` if there is no working driver. `Device` if the driver refuses the call.
 pub(super) fn device_count() -> Result<u32> {
     direct()?;
     let mut count = 0;
-    // SAFETY: the driver is initialised; writes one number.
+    // SAFETY: the driver is initialised, and the call writes one number.
     unsafe { call!(cuDeviceGetCount(&mut count))? };
     Ok(count as u32)
 }
@@ -76,8 +77,8 @@ pub(super) fn device_count() -> Result<u32> {
 /// Opens a device.
 ///
 /// # Errors
-/// Errors as for [`device_count`]. `Unsupported` if there is no such device, or if it has no stream-ordered memory.
-/// `Device` if the driver refuses the context.
+/// Errors as for [`device_count`]. `Unsupported` if there is no such device, or if the device has no stream-ordered
+/// memory. `Device` if the driver refuses the context.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let count = device_count()?;
     if ordinal >= count {
@@ -88,13 +89,13 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
         return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, remedy));
     }
     let mut device = 0;
-    // SAFETY: the ordinal is below the count; writes one handle.
+    // SAFETY: the ordinal is below the count, and the call writes one handle.
     unsafe { call!(cuDeviceGet(&mut device, ordinal as i32))? };
-    // SAFETY: the device is the driver's own; writes one handle.
+    // SAFETY: the device handle comes from the driver, and the call writes one handle.
     let context = made(|context| unsafe { call!(cuDevicePrimaryCtxRetain(context, device)) })?;
     let attribute = |attribute| {
         let mut value = 0;
-        // SAFETY: the device is the driver's own; writes one number.
+        // SAFETY: the device handle comes from the driver, and the call writes one number.
         unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
     for (needed, wrong) in [
@@ -119,12 +120,12 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
         ordinal: ordinal as i32,
         rest: [0; 9],
     };
-    // SAFETY: the driver reads the struct.
+    // SAFETY: the driver only reads the struct.
     let pool = made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })?;
     let gpu = Gpu { ordinal, multiprocessors: counted as u32, l2_bytes, name };
     let system = System { direct, context, pool, gpu };
     let (threshold, mut bytes) = (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
-    // SAFETY: the pool of the line before; the attribute has 64 bits.
+    // SAFETY: the call above made the pool, and the attribute has 64 bits.
     unsafe { direct.cuMemPoolSetAttribute(pointer(pool), threshold, (&raw mut bytes).cast())? };
     Ok(Arc::new(system))
 }
@@ -147,8 +148,8 @@ fn event_of(event: EventHandle) -> CUevent {
     pointer(event.0)
 }
 
-// SAFETY: memory comes from the driver. For every unsafe block below: handles and addresses are the caller's promise
-// (see the trait), out-pointers lead to locals, and the context is current between `enter` and `leave`.
+// SAFETY: memory comes from the driver. For every unsafe block below, the caller guarantees handles and addresses (see
+// the trait). Out-pointers lead to locals, and the context is current between `enter` and `leave`.
 unsafe impl Driver for System {
     fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -161,19 +162,19 @@ unsafe impl Driver for System {
     /// A trainer's thread usually has the context current already.
     fn enter(&self) -> Result<bool> {
         let (mut current, context) = (ptr::null_mut(), pointer(self.context));
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.cuCtxGetCurrent(&mut current)? };
         if current == context {
             return Ok(false);
         }
-        // SAFETY: a context that is never released.
+        // SAFETY: the context is never released.
         unsafe { call!(cuCtxPushCurrent_v2(context))? };
         Ok(true)
     }
 
     fn leave(&self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: the promise of every call (see the impl). It cannot fail after an `enter`.
+        // SAFETY: the conditions of every call hold (see the impl). The call cannot fail after an `enter`.
         let _ = unsafe { call!(cuCtxPopCurrent_v2(&mut popped)) };
     }
 
@@ -181,36 +182,36 @@ unsafe impl Driver for System {
         // The driver reads the image in words of 8 bytes.
         let mut aligned = vec![0u64; image.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
-        // SAFETY: the promise of every call (see the impl); the image says its own length.
+        // SAFETY: the conditions of every call hold (see the impl). The image says its own length.
         made(|module| unsafe { call!(cuModuleLoadData(module, aligned.as_ptr().cast())) }).map(Module)
     }
 
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         made(|kernel| unsafe { call!(cuModuleGetFunction(kernel, pointer(module.0), name.as_ptr())) })
             .map(Kernel)
     }
 
     unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
         let (mut each, kernel, threads) = (0, pointer(kernel.0), threads as i32);
-        // SAFETY: by the contract; the kernels take no dynamic shared memory.
+        // SAFETY: guaranteed by the caller. The kernels take no dynamic shared memory.
         unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, kernel, threads, 0))? };
         Ok((each.max(1) as u32).saturating_mul(self.gpu.multiprocessors).max(1))
     }
 
     unsafe fn unload(&self, module: Module) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuModuleUnload(pointer(module.0))) };
     }
 
     fn create_stream(&self, priority: i32) -> Result<StreamHandle> {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the promise of every call (see the impl); the driver clamps the priority.
+        // SAFETY: the conditions of every call hold (see the impl). The driver clamps the priority.
         made(|stream| unsafe { call!(cuStreamCreateWithPriority(stream, flags, priority)) }).map(StreamHandle)
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuStreamDestroy_v2(stream_of(stream))) };
     }
 
@@ -219,7 +220,7 @@ unsafe impl Driver for System {
             // A default stream belongs to the current context.
             return Ok(());
         }
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         if unsafe { self.direct.context_of(stream_of(stream))? } == pointer(self.context) {
             return Ok(());
         }
@@ -232,7 +233,8 @@ unsafe impl Driver for System {
         let ask = |attribute| {
             let mut answer: u32 = 0;
             let at = (&raw mut answer).cast();
-            // SAFETY: the promise of every call (see the impl); both attributes have 32 bits, and an unknown address gives an error.
+            // SAFETY: the conditions of every call hold (see the impl). Both attributes have 32 bits, and an unknown
+            // address gives an error.
             unsafe { call!(cuPointerGetAttribute(at, attribute, address.0)) }.map(|()| answer)
         };
         if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
@@ -243,60 +245,60 @@ unsafe impl Driver for System {
 
     fn create_event(&self, timed: bool) -> Result<EventHandle> {
         let flags = if timed { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         made(|event| unsafe { call!(cuEventCreate(event, flags as u32)) }).map(EventHandle)
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuEventDestroy_v2(event_of(event))) };
     }
 
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.cuEventRecord(event_of(event), stream_of(stream)) }
     }
 
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }
     }
 
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.is_passed(event_of(event)) }
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
         let mut ms = 0.0;
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.cuEventElapsedTime_v2(&mut ms, event_of(from), event_of(to))? };
         Ok(f64::from(ms) * 1e6)
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool));
-        // SAFETY: the promise of every call (see the impl). The driver refuses a length of zero.
+        // SAFETY: the conditions of every call hold (see the impl). The driver refuses a length of zero.
         unsafe { self.direct.cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream_of(stream))? };
         Ok(DevicePtr(address))
     }
 
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuMemFreeAsync(address.0, stream_of(stream))) };
     }
 
     fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>> {
         let mut host = ptr::null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))? };
         let none = Error::Device { call: "cuMemHostAlloc", code: 0, name: "a null address".to_owned() };
         NonNull::new(host.cast()).ok_or(none)
     }
 
     unsafe fn free_mapped(&self, memory: NonNull<u8>) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuMemFreeHost(memory.as_ptr().cast())) };
     }
 
@@ -308,7 +310,7 @@ unsafe impl Driver for System {
         stream: StreamHandle,
     ) -> Result<()> {
         let (at, count, stream) = (address.0, bytes as usize / element.len().max(1), stream_of(stream));
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe {
             match *element {
                 [a, b, c, d] => call!(cuMemsetD32Async(at, u32::from_ne_bytes([a, b, c, d]), count, stream)),
@@ -320,22 +322,23 @@ unsafe impl Driver for System {
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
+        // SAFETY: the conditions of every call hold (see the impl). The slice outlives the copy, because the call waits
+        // for the stream.
         unsafe {
             self.copy_up(to, from.as_ptr(), from.len() as u64, stream)?;
             self.direct.cuStreamSynchronize(stream_of(stream))
@@ -343,7 +346,8 @@ unsafe impl Driver for System {
     }
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
+        // SAFETY: the conditions of every call hold (see the impl). The slice outlives the copy, because the call waits
+        // for the stream.
         unsafe {
             self.copy_down(to.as_mut_ptr(), from, to.len() as u64, stream)?;
             self.direct.cuStreamSynchronize(stream_of(stream))
@@ -361,7 +365,7 @@ unsafe impl Driver for System {
         let Shape { blocks, threads } = shape;
         let mut params = [args.cast_mut()];
         let (params, none) = (params.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: the promise of every call (see the impl); the driver copies the struct before it returns.
+        // SAFETY: the conditions of every call hold (see the impl). The driver copies the struct before it returns.
         unsafe { self.direct.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none) }
     }
 
@@ -371,20 +375,20 @@ unsafe impl Driver for System {
         argument: *mut c_void,
         stream: StreamHandle,
     ) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuLaunchHostFunc(stream_of(stream), Some(function), argument)) }
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         // Other threads may allocate and wait during the capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { call!(cuStreamBeginCapture_v2(stream_of(stream), mode)) }
     }
 
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the promise of every call (see the impl); the graph is not used once it is instantiated.
+        // SAFETY: the conditions of every call hold (see the impl). The graph is not used after it is instantiated.
         unsafe {
             call!(cuStreamEndCapture(stream_of(stream), &mut graph))?;
             let instantiated = call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
@@ -395,12 +399,12 @@ unsafe impl Driver for System {
     }
 
     unsafe fn launch_graph(&self, graph: Graph, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         unsafe { self.direct.cuGraphLaunch(pointer(graph.0), stream_of(stream)) }
     }
 
     unsafe fn destroy_graph(&self, graph: Graph) {
-        // SAFETY: the promise of every call (see the impl).
+        // SAFETY: the conditions of every call hold (see the impl).
         let _ = unsafe { call!(cuGraphExecDestroy(pointer(graph.0))) };
     }
 }

@@ -1,10 +1,10 @@
-//! Tiles of launches after their tensors have moved. They are written to pinned memory, which the stream copies. Two
-//! buffers are used in turn.
+//! Tables of tiles for launches that get tensors at new addresses. The host writes the tiles to pinned memory, and a
+//! copy on the stream takes them to the GPU. Two pinned buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket with parameters or gradients in separate runs in each call. A table is written
-//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
-//! parameters that have moved. Each launch keeps its table, and the copy comes after all ops that read the old addresses.
-//! The host waits only if addresses change faster than the GPU copies them.
+//! [`TileTables`] are for a bucket that gets parameters or gradients in separate runs with each call. A table is
+//! written again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
+//! parameters that have moved. Each launch keeps its table, and the copy comes after all ops that read the old
+//! addresses. The host waits only if addresses change faster than the GPU copies them.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
-/// Two tables of tiles, used in turn, for a bucket whose parameters or gradients are in separate runs.
+/// Two tables of tiles, used in turn, for a bucket with parameters or gradients in separate runs.
 pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
     bases: Vec<Bases>,
-    /// The two tables, each with the event after the last launch that read it. The engine makes their stream wait for
-    /// all launches.
+    /// The two tables, each with the event after the last launch that read it. The engine makes the stream that frees
+    /// them wait for all launches.
     tables: [(Arena, Event); 2],
     current: usize,
     staged: StagedTiles,
@@ -39,7 +39,8 @@ impl TileTables {
     ) -> Result<TileTables> {
         let table = || -> Result<(Arena, Event)> {
             let arena = Arena::new(driver, size_of_val(&*tiles) as u64, stream)?;
-            // SAFETY: just allocated, of this length. The host waits for the copy, so the memory is there for every stream.
+            // SAFETY: the memory was just allocated, with this length. The host waits for the copy, so every stream
+            // finds the contents.
             unsafe { driver.upload(arena.address(), bytes_of_all(&tiles), stream)? };
             Ok((arena, Event::new(driver, false)?))
         };
@@ -47,7 +48,7 @@ impl TileTables {
         Ok(TileTables { tiles, bases: Vec::new(), tables, current: 0, staged })
     }
 
-    /// Returns a table with these addresses of each segment, for launches that follow on `stream`.
+    /// Returns a table with these addresses of the segments, for later launches on `stream`.
     pub(super) fn with(
         &mut self,
         bases: &[Bases],
@@ -58,7 +59,7 @@ impl TileTables {
             self.current = 1 - self.current;
             // No table is current until the copy is enqueued.
             self.bases.clear();
-            // Parameters have addresses, and gradients have offsets from address 0.
+            // A tile has the address of its parameter, and the offset of its gradient from address 0.
             let placed = self.tiles.iter().map(|tile| {
                 let of_segment = &bases[tile.record as usize];
                 let (params, grads) = (of_segment.params() as u64, of_segment.grads() as u64);
@@ -70,7 +71,7 @@ impl TileTables {
             // The host first waits for the memory's last copy, so that nothing is enqueued if that copy has failed.
             self.staged.turn()?;
             used.hold(stream)?;
-            // SAFETY: the table is as long, and the stream has just come after its last reader.
+            // SAFETY: the table has the same length, and the stream now comes after the table's last reader.
             unsafe { self.staged.send([(table.base().cast_const().cast(), placed)], stream)? };
             self.bases.extend_from_slice(bases);
         }
@@ -96,7 +97,7 @@ impl MovingTiles {
         Ok(MovingTiles { lists, staged })
     }
 
-    /// Sends the tiles of the launches whose parameters have moved.
+    /// Sends the tiles of launches with parameters that have moved.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
@@ -111,14 +112,14 @@ impl MovingTiles {
             }
         }
         self.staged.turn()?;
-        // SAFETY: each list is as long as its launch's table, and they fit together; steps run on this stream alone, and
-        // graphs that read the tables come before it, by the waits that follow a replay.
+        // SAFETY: each list is as long as its launch's table, and all lists together fit into the buffer. Steps run
+        // only on this stream. Graphs that read the tables come before the copy, by the waits that follow a replay.
         unsafe { self.staged.send(changed, stream) }
     }
 }
 
-/// Two buffers for tiles that are being sent to the GPU. Each buffer has the event after the last copies from it. A
-/// device leaks the buffers while such a copy may run.
+/// Two buffers for tiles that are being sent to the GPU. Each buffer has the event after the last copies from it. If a
+/// device is dropped while such a copy may run, it leaks the buffers.
 struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],
@@ -155,7 +156,7 @@ impl StagedTiles {
         let (mut host, mut from) = (memory.host().cast::<InstepTile>().as_ptr(), memory.device());
         for (table, tiles) in lists {
             let bytes = (tiles.len() * size_of::<InstepTile>()) as u64;
-            // SAFETY: the buffer is long enough by the contract, and aligned to a page; the last copies from it have
+            // SAFETY: the buffer is long enough by the contract, and aligned to a page. The last copies from it have
             // ended. The stream orders the copy with the table's readers.
             unsafe {
                 for tile in tiles {

@@ -46,7 +46,7 @@ impl CudaDevice {
         // Positions inside captures cannot be queried, so they are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
         if self.is_host_busy() {
-            // A gather waits for its step, which may take long on the host.
+            // A gather may be waiting for its step, which may take long on the host.
             return Ok(false);
         }
         let is_over = is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Gather))?;
@@ -80,7 +80,7 @@ impl CudaDevice {
         }
         let driver = Arc::clone(&self.cuda.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
-        // The op for which it waited may have failed.
+        // An op on the host for which `work` waited may have failed.
         self.notice_host();
         if let Err(error) = &outcome {
             self.fail(what, error.clone());

@@ -19,10 +19,11 @@ use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
 
-/// Chunks of a launch per thread: enough that a thread that starts late still gets a fair part.
+/// The number of chunks of a launch per thread. With this many, a thread that starts late still gets a fair part.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Tiles of a chunk: enough to outweigh the cost of taking the chunk, and few enough that all threads end together.
+/// The number of tiles of a chunk. A chunk must outweigh the cost of taking it, and be small enough that all threads
+/// end together.
 const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 
 /// The threads and prefetches of a launch. Results have the same bits for any number of threads and any prefetch
@@ -38,7 +39,7 @@ pub(crate) struct Execution {
 pub(crate) struct BucketJob {
     kind: Kind,
     args: UnsafeCell<InstepStepArgs>,
-    /// The addresses of each segment's tensors; empty if the arguments hold the addresses.
+    /// The addresses of each segment's tensors. The list is empty if the arguments hold the addresses.
     bases: Arc<SegmentBases>,
     /// The table of tiles. It changes only together with the arguments.
     tiles: UnsafeCell<Vec<InstepTile>>,
@@ -47,7 +48,7 @@ pub(crate) struct BucketJob {
     moved_bytes: u64,
     kernels: Kernels,
     trial: Trial,
-    /// Keeps the memory alive to which the arguments point.
+    /// Keeps alive the memory to which the arguments point.
     _memories: Arc<Memories>,
 }
 
@@ -56,31 +57,31 @@ pub(crate) struct BucketJob {
 #[derive(Default)]
 pub(crate) struct SegmentBases(UnsafeCell<Vec<Bases>>);
 
-// SAFETY: `set` needs that no launch runs; the pool's lock publishes what it wrote.
+// SAFETY: `set` requires that no launch runs, and the pool's lock publishes the addresses that `set` has written.
 unsafe impl Send for SegmentBases {}
-// SAFETY: `set` needs that no launch runs; the pool's lock publishes what it wrote.
+// SAFETY: `set` requires that no launch runs, and the pool's lock publishes the addresses that `set` has written.
 unsafe impl Sync for SegmentBases {}
 
 impl SegmentBases {
     /// Changes the addresses.
     ///
     /// # Safety
-    /// No launch that reads them is running, and no other thread calls this.
+    /// No launch that reads the addresses is running, and no other thread calls this.
     pub(crate) unsafe fn set(&self, change: impl FnOnce(&mut Vec<Bases>)) {
-        // SAFETY: nothing else refers to it now, by the contract.
+        // SAFETY: by the contract, nothing else refers to the changed memory now.
         change(unsafe { &mut *self.0.get() });
     }
 }
 
-// SAFETY: the pointers lead into `_memories`, which is shareable, or to memory that the launch's caller lends; chunks
-// of one launch touch different tiles, and the kernels access control words that chunks share as atomics. Arguments
-// change only between launches.
+// SAFETY: the pointers lead into `_memories`, which is shareable, or to memory that the launch's caller lends. Chunks
+// of one launch touch different tiles, and the kernels access shared control words as atomics. Arguments change only
+// between launches.
 unsafe impl Send for BucketJob {}
 // SAFETY: chunks of one launch touch different tiles, and arguments change only between launches, as for `Send`.
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {
-    /// Makes a job whose arguments hold all addresses.
+    /// Makes a job with all addresses in its arguments.
     pub(crate) fn bound(
         kind: Kind,
         launch: Launch,
@@ -124,7 +125,7 @@ impl BucketJob {
     /// # Safety
     /// No launch of this job is running, and no other thread calls this. The block outlives the launches.
     pub(crate) unsafe fn set_control(&self, control: *mut InstepControl) {
-        // SAFETY: nothing else refers to it now, by the contract.
+        // SAFETY: by the contract, nothing else refers to the changed memory now.
         unsafe { (*self.args.get()).control = control }
     }
 
@@ -133,16 +134,16 @@ impl BucketJob {
     /// # Safety
     /// No launch of this job is running, and no other thread calls this.
     pub(crate) unsafe fn rebind(&self, plan: &Plan, regions: &Regions) {
-        // SAFETY: nothing else refers to either now, by the contract.
+        // SAFETY: by the contract, nothing else refers to the arguments or the tiles now.
         let (args, tiles) = unsafe { (&mut *self.args.get(), &mut *self.tiles.get()) };
         rebind(self.kind, args, tiles, plan, regions);
         args.tiles = tiles.as_ptr();
     }
 
-    /// Returns whether the pass steps anything; a skipped pass does not.
+    /// Returns whether the pass steps anything. A skipped pass steps nothing.
     fn is_stepping(&self) -> bool {
-        // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide, which write the
-        // word, come before the step.
+        // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide write the skip
+        // flag, and both come before the step.
         unsafe { (&raw const (*(*self.args.get()).control).skip).read() == 0 }
     }
 
@@ -194,8 +195,8 @@ pub(crate) const AHEAD_BYTES: u64 = 2048;
 /// If memories together take fewer bytes than this, they are assumed to be in a cache, where prefetches do not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// The number of pairs of chunks that a launch compares before it chooses, and the number of pairs in which the chunk
-/// with prefetches must be faster.
+/// The number of pairs of chunks that a launch compares before it chooses. It chooses prefetches if they were faster in
+/// at least `WINS` pairs.
 const PAIRS: u32 = 32;
 const WINS: u32 = 20;
 
@@ -209,7 +210,8 @@ pub(crate) enum Prefetches {
 }
 
 impl Prefetches {
-    /// Returns the choice for a step of `memory_bytes`. `INSTEP_PREFETCH` decides; if it is unset, the size decides.
+    /// Returns the choice for a step of `memory_bytes`. `INSTEP_PREFETCH` decides. If the variable is unset, the size
+    /// decides.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -259,8 +261,7 @@ impl Trial {
         }
     }
 
-    /// Runs a chunk, and passes the prefetch distance to `work`. A chunk that steps nothing takes part in no
-    /// comparison.
+    /// Runs a chunk, and passes the prefetch distance to `work`. A chunk of a skipped pass is not compared.
     fn run(&self, tiles: usize, steps: impl FnOnce() -> bool, work: impl FnOnce(u64)) {
         if self.pairs_left.load(Ordering::Relaxed) == 0 {
             return work(if self.wins.load(Ordering::Relaxed) >= WINS { AHEAD_BYTES } else { 0 });
@@ -274,7 +275,7 @@ impl Trial {
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
     }
 
-    /// Counts a chunk's time. If threads count concurrently, the choice is based on a few pairs more or fewer.
+    /// Counts a chunk's time. If threads count concurrently, the choice may be based on a few pairs more or fewer.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {

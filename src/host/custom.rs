@@ -1,8 +1,7 @@
 //! Runs a custom optimizer instead of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! `instruct` in control.h first decides the action for each segment, because it takes skips, tails and frozen
-//! parameters into account. User code gets only slices of the launch's own tiles, so the checker has checked every byte
-//! that it touches.
+//! First, `instruct` in control.h decides the action for each segment, from skips, tail blocks and frozen parameters.
+//! User code gets only slices of the launch's own tiles, so the checker has checked every byte that user code touches.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -25,9 +24,9 @@ pub(super) struct CustomStep {
     memories: Arc<Memories>,
 }
 
-// SAFETY: the pointers lead into `memories`, which is shareable; one thread at a time runs the step.
+// SAFETY: the pointers lead into `memories`, which is shareable. One thread at a time runs the step.
 unsafe impl Send for CustomStep {}
-// SAFETY: `run` is called by the optim stream's thread alone.
+// SAFETY: only the optim stream's thread calls `run`.
 unsafe impl Sync for CustomStep {}
 
 impl CustomStep {
@@ -45,12 +44,13 @@ impl CustomStep {
         CustomStep { args, tiles, params, kernels, memories }
     }
 
-    /// Replaces the addresses of the caller's tensors. The arguments of `instruct` stay, because it reads no tensor.
+    /// Replaces the addresses of the caller's tensors. The arguments of `instruct` do not change, because `instruct`
+    /// reads no tensor.
     ///
     /// # Safety
     /// The step is not running, and no other thread calls this.
     pub(super) unsafe fn rebind(&self, plan: &Plan) {
-        // SAFETY: nothing else refers to it now, by the contract.
+        // SAFETY: by the contract, nothing else refers to the list now.
         let params = unsafe { &mut *self.params.get() };
         params.iter_mut().for_each(|param| param.rebind(plan, self.memories.regions()));
     }
@@ -58,24 +58,24 @@ impl CustomStep {
     /// Updates every parameter of the launch that is not skipped.
     pub(super) fn run(&self) -> Result<()> {
         debug_assert!(std::ptr::eq(self.args.tiles, self.tiles.as_ptr()));
-        // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; by the schedule, no other op
-        // touches control memory now.
+        // SAFETY: the arguments were resolved from the op's accesses, and the tiles are this step's own. By the
+        // schedule, no other op touches control memory now.
         unsafe { self.kernels.custom(&self.args) };
-        // SAFETY: `rebind` alone changes it, and not while the step runs.
+        // SAFETY: only `rebind` changes the list, and never while the step runs.
         let params = unsafe { &*self.params.get() };
         for param in params {
-            // SAFETY: the record is of this launch, and by the schedule no other op touches control memory now; every
-            // bit pattern is a value of each member.
+            // SAFETY: the record is of this launch, and by the schedule no other op touches control memory now. Every
+            // bit pattern is a valid value of each member of the union.
             let scalars = unsafe { self.memories.read_record(param.record).scalars.custom };
             if scalars.action != INSTEP_ACTION_STEP {
                 continue;
             }
-            // The segment has been allocated, so its length fits a usize.
+            // The segment has been allocated, so its length fits in a usize.
             let len = param.len as usize;
             let mut states: [&mut [f32]; INSTEP_MAX_STATES as usize] =
                 std::array::from_fn(|_| Default::default());
-            // SAFETY: the segment lies in its memories by the launch's own checks; parameter, gradient and states are
-            // different memories, and by the schedule no other op touches this bucket while its step runs.
+            // SAFETY: by the launch's own checks, the segment lies in its memories. Parameter, gradient and states are
+            // different memories. By the schedule, no other op touches this bucket while its step runs.
             let (values, grad) = unsafe {
                 for (slice, state) in states.iter_mut().zip(&param.states[..param.state_count]) {
                     *slice = std::slice::from_raw_parts_mut(*state, len);

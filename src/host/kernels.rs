@@ -1,7 +1,8 @@
 //! The compiled CPU kernels: which instruction sets this machine runs, and the calls into the kernels.
 //!
-//! These are the only foreign calls of the host device. Every build passes a self-test of the numerics contract before
-//! its first use. A requested instruction set is used or refused, never silently replaced.
+//! Only this file calls the kernels. The host device's other foreign calls are `madvise` and `getpagesize`
+//! (`memories.rs`), and calls of MPI. Every build of the kernels passes a self-test of the numerics contract before its
+//! first use. A requested instruction set is used or refused, never silently replaced.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -75,10 +76,11 @@ impl Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
     }
 
-    /// Returns the instruction set of `INSTEP_ISA`. If it is unset, returns the widest set that this machine can run.
+    /// Returns the instruction set of `INSTEP_ISA`. If the variable is unset, returns the widest set that this machine
+    /// can run.
     ///
     /// # Errors
-    /// `Config` if the variable names no instruction set.
+    /// `Config` if the variable is not the name of an instruction set.
     pub fn from_environment() -> Result<Isa> {
         match std::env::var_os("INSTEP_ISA") {
             Some(name) => Isa::named("INSTEP_ISA", &name.to_string_lossy()),
@@ -156,9 +158,10 @@ impl Kernels {
     /// Runs Begin on control memory.
     ///
     /// # Safety
-    /// Every pointer in `args` is valid for what it describes, and nothing else touches that memory meanwhile.
+    /// Every pointer in `args` is valid for the data that its field describes. Nothing else touches that memory during
+    /// the call.
     pub(crate) unsafe fn begin(&self, args: &InstepBeginArgs) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.begin.unwrap_unchecked()(args) }
     }
 
@@ -167,16 +170,16 @@ impl Kernels {
     /// # Safety
     /// The conditions of `begin` hold.
     pub(crate) unsafe fn decide(&self, args: &InstepDecideArgs) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
-    /// Adds the squares of a run of tiles to the norm. `bases` has the addresses of each segment's tensors, or is null
-    /// if the arguments have them.
+    /// Adds the squared gradients of a run of tiles to the norm. `bases` has the addresses of each segment's tensors,
+    /// or is null if the arguments have them.
     ///
     /// # Safety
-    /// Every pointer in `args` and `bases` is valid, `first_tile..last_tile` lies in its table, and nothing writes the
-    /// gradients or the segments during the call. Other runs may add to the same control block.
+    /// Every pointer in `args` and `bases` is valid, and `first_tile..last_tile` lies in the table of tiles. Nothing
+    /// writes the gradients or the segments during the call. Other runs may add to the same control block.
     pub(crate) unsafe fn norm(
         &self,
         args: &InstepStepArgs,
@@ -184,11 +187,11 @@ impl Kernels {
         first_tile: u64,
         last_tile: u64,
     ) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.norm.unwrap_unchecked()(args, bases, first_tile, last_tile) }
     }
 
-    /// Steps a run of tiles, and prefetches `ahead_bytes` ahead; 0 means no prefetches.
+    /// Steps a run of tiles, and prefetches `ahead_bytes` bytes ahead. 0 means no prefetches.
     ///
     /// # Safety
     /// The conditions of `norm` hold, and nothing else touches the parameters and states of these tiles.
@@ -200,7 +203,7 @@ impl Kernels {
         last_tile: u64,
         ahead_bytes: u64,
     ) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.step.unwrap_unchecked()(args, bases, first_tile, last_tile, ahead_bytes) }
     }
 
@@ -209,7 +212,7 @@ impl Kernels {
     /// # Safety
     /// The conditions of `norm` hold for the whole table of tiles.
     pub(crate) unsafe fn custom(&self, args: &InstepStepArgs) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
@@ -217,7 +220,7 @@ impl Kernels {
     /// f32 and rounded once.
     ///
     /// # Safety
-    /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.
+    /// Every buffer is valid up to `last`. Buffers do not overlap, and nothing else touches this range of a buffer.
     pub(crate) unsafe fn sum(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64) {
         // SAFETY: by the contract.
         unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
@@ -227,35 +230,36 @@ impl Kernels {
     /// in one of the buffers. If `to` is null, the sum goes into every buffer.
     ///
     /// # Safety
-    /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches
-    /// `to`.
+    /// Every buffer is valid up to `last`. Nothing else writes this range of a buffer, and nothing else touches `to`.
     pub(crate) unsafe fn sum_to(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64, to: *mut u8) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe {
             let (buffers, count) = (ranks.as_ptr().cast(), ranks.len() as u64);
             self.table.sum.unwrap_unchecked()(buffers, count, dtype as u32, first, last, to.cast())
         }
     }
 
-    /// Writes each element times `factor` as `dtype`, a 16-bit type.
+    /// Multiplies each element by `factor`, and writes the product as `dtype`, a 16-bit type.
     ///
     /// # Panics
     /// If the lengths differ.
     pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype as u32, from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
+        // SAFETY: the entry exists in every build. The slices have the same length, and nothing else touches the
+        // result.
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
-    /// Writes each element of `dtype`, a 16-bit type, times `factor` as f32.
+    /// Multiplies each element of `dtype`, a 16-bit type, by `factor`, and writes the product as f32.
     ///
     /// # Panics
     /// If the lengths differ.
     pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype as u32, from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
+        // SAFETY: the entry exists in every build. The slices have the same length, and nothing else touches the
+        // result.
         unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
@@ -265,7 +269,7 @@ impl Kernels {
     /// If there are fewer values than `to` has elements.
     pub(crate) fn decode(&self, from: &mut StoredValues<'_>, to: &mut [f32]) {
         let stored = from.argument(to.len());
-        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values, and nothing else reaches either slice.
         unsafe { self.table.decode.unwrap_unchecked()(&stored, to.as_mut_ptr()) }
     }
 
@@ -275,21 +279,21 @@ impl Kernels {
     /// If `to` has room for fewer values than `from` has.
     pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
         let stored = to.argument(from.len());
-        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values, and nothing else reaches either slice.
         unsafe { self.table.encode.unwrap_unchecked()(from.as_ptr(), &stored) }
     }
 
     /// Stores f32 values at an address, rounded to nearest.
     ///
     /// # Safety
-    /// Both are valid for `to.count` elements, they do not overlap, and nothing else touches them.
+    /// Both runs are valid for `to.count` elements. They do not overlap, and nothing else touches them.
     #[cfg(feature = "bench")]
     pub(crate) unsafe fn encode_at(&self, from: *const f32, to: &InstepStored) {
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe { self.table.encode.unwrap_unchecked()(from, to) }
     }
 
-    /// Returns whether an optimizer's state may be negative.
+    /// Returns whether an optimizer's state may have negative values.
     pub(crate) fn is_signed(optimizer: u32, state: usize) -> bool {
         let signed_states = &table(Isa::Baseline).signed_states;
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
@@ -302,8 +306,8 @@ impl Kernels {
     /// Moves the bytes of a step with almost no computation: reads `arrays[0]` and updates the other arrays in place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays. Each is valid for these elements, they do not overlap, and nothing else touches this
-    /// range of any of them.
+    /// There are 2 to 5 arrays. Each is valid for these elements. Arrays do not overlap, and nothing else touches this
+    /// range of an array.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],
@@ -312,7 +316,7 @@ impl Kernels {
         ahead_bytes: u64,
     ) {
         let (pointers, count) = (arrays.as_ptr(), arrays.len() as u64);
-        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        // SAFETY: the entry exists in every build. The rest is the caller's contract.
         unsafe {
             self.table.ceiling.unwrap_unchecked()(
                 pointers,
@@ -325,18 +329,19 @@ impl Kernels {
         }
     }
 
-    /// Moves the bytes of a step with two states over these arrays. Only reads the first array, and changes no value.
+    /// Moves the bytes of a step with two states through these arrays. The first array is only read, and no value
+    /// changes.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
         let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());
-        // SAFETY: four arrays of that length at least, which do not overlap and belong to this call.
+        // SAFETY: the four arrays have at least that length, do not overlap, and belong to this call.
         unsafe { self.ceiling(&pointers, 0.0, 0..length, ahead_bytes) }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn table(isa: Isa) -> &'static InstepKernels {
-    // SAFETY: constants of the linked kernel objects; reading a function pointer executes nothing.
+    // SAFETY: these are constants of the linked kernel objects, and reading a function pointer executes nothing.
     unsafe {
         match isa {
             Isa::Baseline => &instep_kernels_baseline,
@@ -348,7 +353,7 @@ fn table(isa: Isa) -> &'static InstepKernels {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn table(_: Isa) -> &'static InstepKernels {
-    // SAFETY: a constant of the linked kernel object.
+    // SAFETY: this is a constant of the linked kernel object.
     unsafe { &instep_kernels_baseline }
 }
 

@@ -44,9 +44,9 @@ pub(crate) struct Arena {
     layout: AllocLayout,
 }
 
-// SAFETY: an arena is an address and a size; code that uses its raw pointers must order its own accesses.
+// SAFETY: an arena is an address and a size. Code that uses its raw pointers must order its own accesses.
 unsafe impl Send for Arena {}
-// SAFETY: no method of a shared arena touches its bytes; code that uses its raw pointers must order its own accesses.
+// SAFETY: no method of a shared arena touches its bytes. Code that uses its raw pointers must order its own accesses.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -61,8 +61,8 @@ impl Arena {
         };
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { SMALL_PAGE };
-        // The arena is aligned here, because an allocator writes the zeros itself if it is asked for a large alignment.
-        // It would thus touch every page before the advice.
+        // This code aligns the arena itself. If an allocator is asked for a large alignment, it writes the zeros
+        // itself, and would touch every page before the advice for huge pages.
         let offset = offset as usize;
         let whole = size.checked_add(alignment + offset).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
@@ -72,13 +72,13 @@ impl Arena {
             Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
         })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
-        // SAFETY: `skipped` is less than `alignment`, and the allocation is longer than arena and `offset` by
+        // SAFETY: `skipped` is less than `alignment`, and the allocation is longer than the arena and `offset` by
         // `alignment`.
         let page = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
             advise_huge_pages(page, size);
         }
-        // SAFETY: the allocation is longer than arena, alignment and `offset` together.
+        // SAFETY: the allocation is longer than the arena, the alignment and `offset` together.
         Ok(Arena { base: unsafe { page.add(offset) }, bytes: size as u64, allocation, layout })
     }
 }
@@ -88,11 +88,13 @@ impl Arena {
         (self.base, self.bytes)
     }
 
-    /// Returns the bytes as f32. Offsets from a page boundary are multiples of a vector's alignment.
+    /// Returns the bytes as f32. The slice is aligned for vectors, because offsets from a page boundary are multiples
+    /// of a vector's alignment.
     #[cfg(feature = "bench")]
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
-        // SAFETY: allocated, initialised (zeros, or f32 written since), aligned, and borrowed exclusively.
+        // SAFETY: the bytes are allocated, initialised (with zeros or with f32 values), aligned, and borrowed
+        // exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base.cast().as_ptr(), length) }
     }
 }
@@ -103,9 +105,9 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. If a neighbouring
-/// page is in use, the operating system may later merge it with the run's pages into a huge page. This affects at most
-/// one page at each end.
+/// Releases the whole pages of a run to the system. The pages read as zeros when they are touched again. If a
+/// neighbouring page is in use, the operating system may later merge it with the run's pages into a huge page. Such a
+/// merge affects at most one page at each end of the run.
 ///
 /// # Safety
 /// The run lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it now.
@@ -119,7 +121,7 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
         let Some(length) = (bytes as usize).checked_sub(skipped).map(|rest| rest & !(page - 1)) else {
             return Ok(());
         };
-        // SAFETY: whole pages inside the run.
+        // SAFETY: these are whole pages inside the run.
         if length == 0 || unsafe { madvise(base.wrapping_add(skipped).cast(), length, MADV_DONTNEED) } == 0 {
             return Ok(());
         }
@@ -136,7 +138,7 @@ fn advise_huge_pages(base: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     {
         const MADV_HUGEPAGE: i32 = 14;
-        // SAFETY: whole pages of an allocation of our own; the advice changes no byte.
+        // SAFETY: these are whole pages of an allocation of our own, and the advice changes no byte.
         unsafe { madvise(base.as_ptr().cast(), size & !(HUGE_PAGE - 1), MADV_HUGEPAGE) };
     }
     #[cfg(not(target_os = "linux"))]
@@ -145,7 +147,7 @@ fn advise_huge_pages(base: NonNull<u8>, size: usize) {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, and nothing holds the arena any more.
+        // SAFETY: `zeroed` has allocated the memory with this layout, and nothing refers to the arena any more.
         unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
@@ -162,13 +164,13 @@ pub(crate) struct Memories {
     published: Mutex<Option<InstepStatus>>,
 }
 
-// SAFETY: only `rebind` changes the regions, and by its contract no other code reads them meanwhile; all other fields
+// SAFETY: only `rebind` changes the regions, and by its contract no other code reads them meanwhile. All other fields
 // are `Sync`.
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates a plan's zeroed memory without borrowed tensors: from `comm` if that allocates it, and otherwise from
-    /// arenas.
+    /// Allocates the zeroed memory of a plan, except borrowed tensors. The memory comes from `comm` if `comm` allocates
+    /// it, and otherwise from arenas.
     pub(crate) fn new(
         plan: &Plan,
         assignment: &Assignment,
@@ -192,7 +194,7 @@ impl Memories {
         let mut lent = Vec::new();
         let mut lent_or_owned = |memory: Memory, purpose: Purpose| {
             let bytes = Span::whole(memory, plan).bytes();
-            // A communicator's memory must keep its pages, so memory that is released never comes from the
+            // A communicator's memory must keep its pages. Memory that is to be released therefore never comes from the
             // communicator.
             let comm = comm.filter(|_| bytes > 0 && !are_released.contains(&(memory, true)));
             let made = comm.map_or(Ok(None), |comm| comm.allocate(purpose, Place::Host, bytes))?;
@@ -221,7 +223,7 @@ impl Memories {
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
             // If the system cannot release memory, the stepper is refused here and not after the first step.
             let whole = Span::whole(memory, plan);
-            // SAFETY: these are the bytes of an arena that nothing has used yet; the builder refuses borrowed memory.
+            // SAFETY: these are the bytes of an arena that nothing has used yet. The builder refuses borrowed memory.
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }
         let published = Mutex::new(None);
@@ -247,7 +249,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes the memories that the host's ops touch, which another owner allocates and frees.
+    /// Makes memories for the host's ops from memory that another owner allocates and frees.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -255,7 +257,7 @@ impl Memories {
 
     /// Returns the addresses of all memories.
     pub(crate) fn regions(&self) -> &Regions {
-        // SAFETY: nothing changes it while the reference lives, by the contract of `rebind`.
+        // SAFETY: by the contract of `rebind`, the regions do not change while the reference lives.
         unsafe { &*self.regions.get() }
     }
 
@@ -264,7 +266,7 @@ impl Memories {
     /// # Safety
     /// No op is running or queued, and nothing else uses this memory during the call.
     pub(crate) unsafe fn rebind(&self, pieces: BorrowedPieces) {
-        // SAFETY: nothing else refers to it now, by the contract.
+        // SAFETY: by the contract, nothing else refers to the regions now.
         unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
@@ -277,13 +279,13 @@ impl Memories {
         self.regions().resolve(span)
     }
 
-    /// Releases the whole pages of a span to the system. They read as zeros afterwards.
+    /// Releases the whole pages of a span to the system. The pages read as zeros afterwards.
     ///
     /// # Safety
     /// Nothing else touches the span, and its contents are no longer needed.
     pub(crate) unsafe fn release(&self, span: Span) -> Result<()> {
         assert!(!self.are_borrowed, "what is borrowed is not given back");
-        // SAFETY: `resolve` has checked that it lies in one arena; the rest is the contract.
+        // SAFETY: `resolve` has checked that the span lies in one arena. The rest is the contract.
         unsafe { give_back(self.resolve(span), span.bytes()) }
     }
 
@@ -295,7 +297,7 @@ impl Memories {
         let one = dtype.one();
         let first = self.resolve(span);
         for at in (0..span.bytes() as usize).step_by(one.len()) {
-            // SAFETY: `resolve` has checked the bounds, and the span has whole elements; the rest is the contract.
+            // SAFETY: `resolve` has checked the bounds, and the span has whole elements. The rest is the contract.
             unsafe { first.add(at).copy_from_nonoverlapping(one.as_ptr(), one.len()) }
         }
     }
@@ -309,8 +311,8 @@ impl Memories {
         control: InstepControl,
         records: impl Iterator<Item = InstepRecord>,
     ) {
-        // SAFETY: control memory was made for one block and that many records, aligned; by the contract, nothing else
-        // touches it.
+        // SAFETY: control memory was made for one block and that many records, and is aligned. By the contract, nothing
+        // else touches it.
         unsafe {
             self.regions().control().write(control);
             for (k, record) in records.take(self.regions().counts().records).enumerate() {
@@ -322,19 +324,19 @@ impl Memories {
     /// Sets the control blocks of the clip sets after the first.
     ///
     /// # Safety
-    /// No op has been submitted, and control memory has as many of these blocks.
+    /// No op has been submitted, and control memory has as many of these blocks as `sets`.
     pub(crate) unsafe fn write_sets(&self, sets: impl Iterator<Item = InstepControl>) {
         let first = self.regions().further_controls().0;
-        // SAFETY: control memory was made for these blocks, aligned; by the contract, nothing else touches it.
+        // SAFETY: control memory was made for these blocks and is aligned. By the contract, nothing else touches it.
         sets.enumerate().for_each(|(k, set)| unsafe { first.add(k).write(set) });
     }
 
-    /// Sets only the control block, with the results of passes that ran on other memory.
+    /// Sets only the control block. It has the results of passes that ran on other memory.
     ///
     /// # Safety
     /// No op has been submitted.
     pub(crate) unsafe fn write_control_block(&self, control: InstepControl) {
-        // SAFETY: control memory was made for one block, aligned; by the contract, nothing else touches it.
+        // SAFETY: control memory was made for one block and is aligned. By the contract, nothing else touches it.
         unsafe { self.regions().control().write(control) }
     }
 
@@ -344,7 +346,7 @@ impl Memories {
     /// No other op that touches control memory is running.
     pub(crate) unsafe fn leave(&self, plan: &Plan, segment: u32) {
         for record in records_of(plan, self.regions(), segment) {
-            // SAFETY: within bounds, aligned and initialised; touched by no thread now, by the contract.
+            // SAFETY: the record is in bounds, aligned and initialised. By the contract, no thread touches it now.
             unsafe { (*self.regions().records().add(record)).action = SegmentAction::Leave as u32 }
         }
     }
@@ -356,7 +358,8 @@ impl Memories {
     pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
         let words = settings.words();
         assert_eq!(size_of_val(words), self.regions().counts().settings_bytes());
-        // SAFETY: the memory is that long, by the assertion, and aligned; no thread reads it now, by the contract.
+        // SAFETY: by the assertion, the memory is as long as the words, and it is aligned. By the contract, no thread
+        // reads it now.
         unsafe { self.regions().settings().copy_from_nonoverlapping(words.as_ptr(), words.len()) }
     }
 
@@ -365,7 +368,8 @@ impl Memories {
     /// # Safety
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_control(&self) -> InstepControl {
-        // SAFETY: aligned and allocated for it; zero bytes are a valid value; not written now, by the contract.
+        // SAFETY: the memory is aligned and allocated for the block, and zero bytes are a valid block. By the contract,
+        // nothing writes it now.
         unsafe { self.regions().control().read() }
     }
 
@@ -394,7 +398,7 @@ impl Memories {
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_record(&self, record: usize) -> InstepRecord {
         assert!(record < self.regions().counts().records);
-        // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
+        // SAFETY: by the assertion, the record is in bounds. The other conditions are those of `read_control`.
         unsafe { self.regions().records().add(record).read() }
     }
 
@@ -404,7 +408,8 @@ impl Memories {
     /// No op or copy that writes the span is running.
     pub(crate) unsafe fn read(&self, span: Span, into: &mut [u8]) {
         assert_eq!(span.bytes(), into.len() as u64);
-        // SAFETY: in bounds by `resolve`, and as long as the slice; not written now, by the contract.
+        // SAFETY: `resolve` has checked the bounds, and the span is as long as the slice. By the contract, nothing
+        // writes it now.
         unsafe { ptr::copy_nonoverlapping(self.resolve(span), into.as_mut_ptr(), into.len()) }
     }
 
@@ -414,7 +419,8 @@ impl Memories {
     /// Nothing else touches the span.
     pub(crate) unsafe fn write(&self, span: Span, from: &[u8]) {
         assert_eq!(span.bytes(), from.len() as u64);
-        // SAFETY: in bounds by `resolve`, and as long as the slice; nothing else touches it, by the contract.
+        // SAFETY: `resolve` has checked the bounds, and the span is as long as the slice. By the contract, nothing else
+        // touches it.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) }
     }
 
@@ -424,7 +430,8 @@ impl Memories {
     /// No op that touches control memory is running or queued.
     pub(crate) unsafe fn write_progress(&self, record: usize, progress: Progress) {
         assert!(record < self.regions().counts().records);
-        // SAFETY: within bounds by the assertion, aligned, initialised, and touched by no thread now, by the contract.
+        // SAFETY: by the assertion, the record is in bounds. It is aligned and initialised. By the contract, no thread
+        // touches it now.
         unsafe { progress.set(&mut *self.regions().records().add(record)) }
     }
 }
@@ -438,7 +445,7 @@ pub(crate) struct StoredValues<'a> {
     pub(crate) format: u32,
     /// The kernels' code of remainders, if `second` holds them.
     pub(crate) master_kind: u32,
-    /// Whether 8-bit states have signs.
+    /// Whether 8-bit states are signed.
     pub(crate) is_signed: bool,
 }
 

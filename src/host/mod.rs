@@ -139,7 +139,7 @@ impl Executor for HostDevice {
     ) -> Result<Self> {
         let parts = self.streams.executor().parts_for(plan, assignment, borrowed, words)?;
         let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
-        // SAFETY: by `Claimed`, no op touches our memory; nothing has been submitted to the new device.
+        // SAFETY: by `Claimed`, no op touches our memory. Nothing has been submitted to the new device.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));
         }
@@ -181,7 +181,7 @@ impl Device for HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         if self.memories.are_borrowed() {
-            // The caller may free borrowed memory as soon as this returns.
+            // The caller may free borrowed memory as soon as this function returns.
             self.streams.end();
         }
         self.streams.close();

@@ -45,16 +45,16 @@ struct Scratch {
     buffers: Vec<*mut u8>,
 }
 
-// SAFETY: the pointers are leftovers of the last call; each call fills both lists before it reads them.
+// SAFETY: the pointers are leftovers of the last call. Each call fills both lists before it reads them.
 unsafe impl Send for Scratch {}
 
 /// Runs `body` once per rank, each on its own thread, and returns the results by rank.
 ///
-/// The ranks share one pool of kernel threads: `INSTEP_THREADS`, or one per core if that is unset. A body that can
-/// fail in other ways returns its own `Result` inside `T`.
+/// The ranks share one pool of kernel threads. `INSTEP_THREADS` sets their number, by default one per core. A body that
+/// can fail with other errors returns its own `Result` inside `T`.
 ///
 /// # Errors
-/// `Config` for a world size of 0 or above 1024. Otherwise the error of the rank that failed first; a panic becomes
+/// `Config` for a world size of 0 or above 1024. Otherwise the error of the rank that failed first. A panic becomes
 /// [`Error::Rank`]. The other ranks end with an error within their deadline.
 ///
 /// ```
@@ -111,7 +111,7 @@ fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -
                 .spawn_scoped(scope, move || run_rank(rank))
                 .map_err(|error| refuse(rank, error.to_string()))
         };
-        // The group must learn that a rank could not start before this thread waits for the other ranks.
+        // If a rank cannot start, the group must learn this before this thread waits for the other ranks.
         let threads: Vec<_> = (0..world_size).map(spawn).collect();
         let join = |(rank, thread): (u32, Result<thread::ScopedJoinHandle<'_, _>>)| {
             thread?.join().unwrap_or_else(|panic| Err(refuse(rank, message_of(&*panic))))
@@ -120,7 +120,7 @@ fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -
     });
     let culprit = group.rendezvous.culprit();
     let errors = (0..world_size).zip(outcomes).filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
-    // The error of the rank at fault has precedence, and then that of the lowest rank.
+    // The error of the rank at fault has precedence, and then the error of the lowest rank.
     match errors.min_by_key(|(rank, _)| (Some(*rank) != culprit, *rank)) {
         Some((_, error)) => Err(error),
         None => Ok(()),
@@ -144,8 +144,9 @@ impl InProcess {
     /// # Ordering
     /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
     /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
-    /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it.
-    /// Therefore begin the steppers' first passes in the same order on every rank. Later orders may differ by one pass.
+    /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and each later pass waits for the pass
+    /// before it. Therefore begin the steppers' first passes in the same order on every rank. The order of later passes
+    /// may differ by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
@@ -195,7 +196,7 @@ impl InProcess {
 /// be unaligned.
 ///
 /// # Safety
-/// Every buffer is valid for `bytes`, they do not overlap, and nothing else touches this part of any of them.
+/// Every buffer is valid for `bytes`. Buffers do not overlap, and nothing else touches this part of a buffer.
 pub(crate) unsafe fn combine(
     kind: CollectiveKind,
     ranks: &[*mut u8],
@@ -218,8 +219,8 @@ pub(crate) unsafe fn combine(
 }
 
 /// # Safety
-/// Every buffer is valid for the numbers of `part`, buffers do not overlap, and nothing else touches this part of any
-/// of them.
+/// Every buffer is valid for the numbers of `part`. Buffers do not overlap, and nothing else touches this part of a
+/// buffer.
 unsafe fn combine_numbers<const BYTES: usize>(
     ranks: &[*mut u8],
     part: Range<u64>,
@@ -227,16 +228,16 @@ unsafe fn combine_numbers<const BYTES: usize>(
 ) {
     for at in part.start as usize..part.end as usize {
         let place = |buffer: &*mut u8| buffer.wrapping_add(at * BYTES).cast::<[u8; BYTES]>();
-        // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
+        // SAFETY: by the contract, the bytes are in bounds and initialised. Bytes need no alignment.
         let numbers = ranks.iter().map(|buffer| unsafe { place(buffer).read() });
         if let Some(number) = numbers.reduce(&combined) {
-            // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
+            // SAFETY: by the contract, the bytes are in bounds and initialised. Bytes need no alignment.
             ranks.iter().for_each(|buffer| unsafe { place(buffer).write(number) });
         }
     }
 }
 
-/// Returns which of `elements` a rank sums for all ranks.
+/// Returns the range of `elements` that a rank sums for all ranks.
 fn part_of(elements: u64, rank: usize, ranks: u64) -> Range<u64> {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
     (rank * part).min(elements)..((rank + 1) * part).min(elements)
@@ -265,7 +266,7 @@ impl Collective for InProcess {
     }
 
     /// Makes a split of some of the ranks. If ranks make different groups at the same point, and a rank is in two of
-    /// them, they end with a `Mismatch`.
+    /// them, the ranks end with a `Mismatch`.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let own = place_in(ranks, self.seat.place, self.world_size())?;
         let ranks = ranks.iter().map(|rank| self.ranks[*rank as usize]).collect();
@@ -290,14 +291,14 @@ impl Collective for InProcess {
         match call.kind {
             CollectiveKind::AllReduce => {
                 let Range { start, end } = part_of(call.bytes / call.dtype.bytes(), own, ranks);
-                // SAFETY: all ranks have met with equal lengths, none returns before `part`, and rank r alone
-                // touches the r-th part of each buffer; their owners promised that nothing else does.
+                // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Only rank r touches
+                // the r-th part of each buffer. The buffers' owners have promised that nothing else touches them.
                 unsafe { self.group.kernels.sum(buffers, call.dtype, start, end) }
             }
             CollectiveKind::Broadcast => {
                 if own != 0 {
                     // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Rank 0's buffer is
-                    // only read, ours only written, and they are different allocations of `bytes` each.
+                    // only read, and ours is only written. They are different allocations of `bytes` bytes each.
                     unsafe { calls[0].1.src.copy_to_nonoverlapping(dst, call.bytes as usize) }
                 }
             }
@@ -314,8 +315,8 @@ impl Collective for InProcess {
                 let part = call.src_bytes() as usize;
                 for (rank, (_, theirs)) in calls.iter().enumerate() {
                     let place = dst.wrapping_add(rank * part);
-                    // This rank's own source may already lie there. Peers read it now, so it must not be written, not
-                    // even with the same bytes.
+                    // This rank's own source may already lie there. Peers read this source now, so it must not be
+                    // written, not even with the same bytes.
                     if !std::ptr::eq(theirs.src, place) {
                         // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Sources are
                         // only read, and each rank writes its own destination outside its source.
@@ -359,7 +360,8 @@ impl std::fmt::Debug for InProcess {
 }
 
 /// A group of one rank, for training in a single process. Buckets launch as soon as they are complete, in any order. If
-/// a framework with several ranks makes the all-reduce itself, build with [`Sums::by_caller`](crate::Sums::by_caller).
+/// a framework with several ranks makes the all-reduce itself, build the stepper with
+/// [`Sums::by_caller`](crate::Sums::by_caller).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Solo(());
 
@@ -372,7 +374,7 @@ impl Collective for Solo {
         1
     }
 
-    /// Reaches every place, because it never touches a buffer that is reduced in place.
+    /// Returns true for every place, because `Solo` never touches a buffer that is reduced in place.
     fn reaches(&self, _: Place) -> bool {
         true
     }
@@ -390,7 +392,7 @@ impl Collective for Solo {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        // On a GPU (the call has a stream), steppers reduce in place.
+        // On a GPU, the call has a stream. Steppers then reduce in place, so nothing is copied.
         if call.stream().is_none() {
             call.in_place()?;
         }

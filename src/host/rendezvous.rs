@@ -1,9 +1,9 @@
 //! The rendezvous of in-process ranks: all ranks arrive, work on each other's buffers, and depart.
 //!
-//! **Arrival may be refused**: if another rank is lost, late or makes a different call, this rank withdraws under the
-//! same lock and gets an error. **Departure must not be interrupted**: until all ranks depart, they access each other's
-//! memory, and a rank that returned early could free its memory. This phase always ends. Splits meet independently and
-//! fail together, so one lock covers all splits. The rendezvous itself never touches the buffers.
+//! **Arrival may be refused**: if another rank is lost or late, or makes a different call, this rank withdraws under
+//! the same lock and gets an error. **Departure must not be interrupted**: until all ranks depart, they access each
+//! other's memory, and a rank that returned early could free its memory. This phase always ends. Splits meet
+//! independently and fail together, so one lock covers all splits. The rendezvous itself never touches the buffers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -13,13 +13,13 @@ use crate::error::{Error, Result};
 use crate::op::{Words, explain};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// The meeting points of one group, one per split, of all ranks or of some.
+/// The meeting points of one group, one per split. A split has all ranks of the group or some of them.
 pub(crate) struct Rendezvous {
     state: Mutex<State>,
 }
 
 struct State {
-    /// The meetings, in the order of their first seat.
+    /// The splits, in the order in which their first seats were taken.
     splits: Vec<Split>,
     members: Vec<Member>,
     /// The first failure: the rank at fault and its error.
@@ -75,7 +75,7 @@ impl Rendezvous {
     }
 
     /// Returns a seat for the rank at `place` of `ranks`. The seat is in the first split of these ranks where the rank
-    /// has no seat. If another rank has made a different group at that point, the whole group ends.
+    /// has no seat. If another rank has made a different group at that point, the whole group ends with an error.
     pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
         let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];
@@ -98,7 +98,7 @@ impl Rendezvous {
         Seat { member: rank, place, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must
+    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must call
     /// [`part`](Self::part).
     pub(crate) fn meet(&self, seat: &Seat, call: &Call<'_>, calls: &mut Vec<Arrived>) -> Result<()> {
         let mut state = self.lock();
@@ -107,7 +107,7 @@ impl Rendezvous {
         let meeting = state.splits[seat.split].arrive(seat.place, call);
         let since = Instant::now();
         // Once all ranks have arrived, a failure no longer matters for this meeting, because the other ranks already
-        // work.
+        // work on the buffers.
         while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
             let refusal = state.refuse(seat).and_then(|()| match call.deadline().checked_sub(waited) {
@@ -138,7 +138,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the error that has ended the group, if one has.
+    /// Returns the error that has ended the group, if the group has ended.
     pub(crate) fn check(&self, seat: &Seat) -> Result<()> {
         self.lock().refuse(seat)
     }
@@ -153,7 +153,8 @@ impl Rendezvous {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
         state.splits[seat.split].empty[seat.place as usize] = true;
-        // If that was the rank's last seat, other ranks may also be waiting for it in splits that it never joined.
+        // If that was the rank's last seat, other ranks may also be waiting for the rank in splits that it never
+        // joined.
         state.wake_all();
     }
 

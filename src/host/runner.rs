@@ -40,7 +40,7 @@ pub(crate) struct Runner {
     comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
-    /// For each bucket, where its step stops to add up norms of full parameters over ranks.
+    /// For each bucket, the points at which its step stops. There, ranks add up norms of full parameters.
     stops: Vec<Vec<NormStop>>,
     /// For each bucket, whether this rank's shard of the parameters has been stepped but the other shards have not been
     /// gathered yet.
@@ -166,8 +166,8 @@ impl Runner {
 
     fn begin(&self) {
         let args = begin_args(self.memories.regions(), &self.constants);
-        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked. By the
-        // schedule, no other op touches it now.
+        // SAFETY: control memory holds that many records, and the builder has checked their optimizers. By the
+        // schedule, no other op touches control memory now.
         unsafe { self.kernels.begin(&args) }
     }
 
@@ -222,8 +222,8 @@ impl Run for Runner {
             Action::Copy { src, dst, .. } => {
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| (self.memories.resolve(span), span.bytes() as usize));
-                // SAFETY: in bounds by `resolve`, and two memories never overlap; by the schedule, no other op touches
-                // them now.
+                // SAFETY: `resolve` has checked the bounds, and two memories never overlap. By the schedule, no other
+                // op touches them now.
                 unsafe { dst.0.copy_from_nonoverlapping(src.0, src.1) }
             }
             Action::Add { bucket, src, dst } => {
@@ -231,8 +231,8 @@ impl Run for Runner {
                 let count = src.bytes() / dtype.bytes();
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
-                // SAFETY: in bounds by `resolve`, and the sum replaces one of its summands; by the schedule, no other
-                // op touches them now.
+                // SAFETY: `resolve` has checked the bounds, and the sum replaces one of its summands. By the schedule,
+                // no other op touches them now.
                 unsafe { self.kernels.sum_to(&[dst, src], dtype, 0, count, dst) }
             }
             // SAFETY: by the schedule, no other op touches the span now.

@@ -1,11 +1,11 @@
 //! Chooses the offset within a page at which each array of a step starts. Arrays then alias neither at 4 KiB nor in a
 //! cache's way predictor.
 //!
-//! A load may wait for an earlier store whose address has the same low 12 bits. First-level caches also use those bits
-//! to find lines. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash.
-//! Starts with distances of at least 512 bytes avoid both problems. The hash is that of Lipp et al., "Take A Way:
-//! Exploring the Security Implications of AMD's Cache Way Predictors", ASIA CCS 2020. On loads and stores see Intel,
-//! "64 and IA-32 Architectures Optimization Reference Manual", 4 KiB aliasing.
+//! A load may wait for an earlier store to an address with the same low 12 bits. L1 caches also use those bits to find
+//! lines. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash. Arrays
+//! avoid both problems if their starts within a page are at least 512 bytes apart. The hash is that of Lipp et al.,
+//! "Take A Way: Exploring the Security Implications of AMD's Cache Way Predictors", ASIA CCS 2020. On loads and stores
+//! see Intel, "64 and IA-32 Architectures Optimization Reference Manual", 4 KiB aliasing.
 
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
@@ -23,8 +23,8 @@ pub(crate) struct Stagger {
 }
 
 impl Stagger {
-    /// Adds `bytes` of the caller's memory at `address`. These bytes are a part of an array and begin at its byte
-    /// `start`.
+    /// Adds `bytes` of the caller's memory at `address`. These bytes are a part of an array, and begin at byte `start`
+    /// of the array.
     pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
@@ -43,7 +43,7 @@ impl Stagger {
     }
 }
 
-/// Returns the distance of two starts within a page, the shorter way around.
+/// Returns the distance of two starts within a page. The page wraps around, and the shorter way counts.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -1,8 +1,9 @@
 //! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
 //!
-//! A ticket has passed when its stream's counter is at least its tick, so an event needs no allocation and no reset.
-//! After a failure every op except Record is skipped, so no wait can hang. Without threads, ops run on the caller's
-//! thread in the order of submission. This order satisfies all waits. The streams do not know the meaning of ops.
+//! A ticket has passed once its stream's counter has reached the ticket's tick. An event therefore needs no allocation
+//! and no reset. After a failure every op except Record is skipped, so no wait can hang. Without threads, ops run on
+//! the caller's thread in the order of submission. This order satisfies all waits. The streams do not know the meaning
+//! of ops.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +16,8 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Streams call this only when they are made. The collective may be user code, and a
-    /// later panic in it would not be caught.
+    /// Returns the rank, for errors. Streams call this only while they are built. The collective may be user code, and
+    /// a panic in a later call would not be caught.
     fn rank(&self) -> u32;
 
     /// Returns the most ops that one pass queues on a stream.
@@ -25,7 +26,7 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// Returns the streams that have ops, except the trainer's.
     fn streams(&self) -> &'static [Stream];
 
-    /// Runs one op to its end on the calling thread. It may panic. The streams handle Wait and Record.
+    /// Runs one op to its end on the calling thread. The op may panic. The streams themselves handle Wait and Record.
     fn run(&self, op: &Op) -> Result<()>;
 
     /// Tells the group that this rank has failed.
@@ -58,19 +59,19 @@ struct State {
 }
 
 impl<E: Run> Streams<E> {
-    /// Makes streams without starting their threads. Measured times count from `origin`, `timed` turns measuring on,
-    /// and with `is_inline` there are no threads.
+    /// Makes streams without starting their threads. Measured times count from `origin`, and `timed` turns measuring
+    /// on. With `is_inline` there are no threads.
     pub(crate) fn new(executor: E, origin: Instant, timed: bool, is_inline: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
-        // Queues have room for one pass. If a trainer runs further ahead, they grow once.
+        // Queues have room for one pass. If a trainer runs further ahead, the queues grow once.
         let room = executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
         Arc::new(Streams { executor, rank, origin, timed, is_inline, state, work, passed: Condvar::new() })
     }
 
-    /// Starts the threads. If the system refuses one, the device is poisoned.
+    /// Starts the threads. If the system refuses a thread, the device is poisoned.
     pub(crate) fn start(self: &Arc<Self>) {
         if self.is_inline {
             return;
@@ -88,8 +89,8 @@ impl<E: Run> Streams<E> {
     }
 
     /// Queues ops. A Record of the compute stream passes at once, because that stream is the calling thread. Threads
-    /// are woken once, after the last op, because a wake-up is the most expensive part and a woken thread competes for
-    /// the lock.
+    /// are woken once, after the last op. A wake-up is the most expensive part, and a woken thread competes for the
+    /// lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
             return ops.iter().for_each(|op| self.run_now(op));
@@ -124,7 +125,7 @@ impl<E: Run> Streams<E> {
     fn run_now(&self, op: &Op) {
         let mut state = self.lock();
         match op.action {
-            // A Record is submitted before the Wait for it, so the position has passed.
+            // A Record is submitted before the Wait for it, so the Wait's position has passed.
             Action::Wait(ticket) => {
                 debug_assert!(state.failed.is_some() || state.ticks[ticket.stream.index()] >= ticket.tick)
             }
@@ -140,8 +141,8 @@ impl<E: Run> Streams<E> {
     /// Blocks until the ticket has been passed or something has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut state = self.wait_passed(self.lock(), ticket);
-        // The group is told of the failure before the trainer is. Otherwise the trainer could end its rank first, and
-        // the other ranks would learn of that end instead of its cause.
+        // The group must learn of the failure before the trainer does. Otherwise the trainer could end its rank first,
+        // and the other ranks would see this end instead of its cause.
         while state.failed.is_some() && !state.told {
             state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -178,14 +179,14 @@ impl<E: Run> Streams<E> {
         self.is_inline
     }
 
-    /// Returns the ops that ran since the last call, if timed.
+    /// Returns the ops that ran since the last call, if ops are timed.
     pub(crate) fn take_timed_ops(&self) -> Vec<TimedOp> {
         std::mem::take(&mut self.lock().ran)
     }
 
     /// Returns the current time on the clock of the measured times.
     pub(crate) fn now_ns(&self) -> u64 {
-        // 2^64 ns are 584 years.
+        // The cast does not overflow, because 2^64 ns are 584 years.
         self.origin.elapsed().as_nanos() as u64
     }
 

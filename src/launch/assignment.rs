@@ -1,6 +1,6 @@
 //! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
-//! A parameter has a list of optimizers; the k-th optimizers of all lists are round k. In a round, a bucket takes one
+//! A parameter has a list of optimizers. Round k has the k-th optimizers of all lists. In a round, a bucket takes one
 //! launch per kernel. If all parameters have the same kind of optimizer, with any hyperparameters, this is a single
 //! launch. States of a round come after those of earlier rounds. This file has no addresses. It refuses element types
 //! that would break an optimizer's states, and tensors that the device cannot reach.
@@ -19,7 +19,7 @@ use crate::optim::{Clip, LossScale, Optimizer, StepParam};
 /// The numbers of a step that are constant from pass to pass.
 #[derive(Clone, Copy)]
 pub(crate) struct StepConstants {
-    /// The divisor of summed gradients; 0 stands for the number of ranks with data.
+    /// The divisor of summed gradients. 0 stands for the number of ranks with data.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: LossScale,
     /// The largest value of a dynamic loss scale.
@@ -92,7 +92,7 @@ struct Round {
     kernels: Vec<Kept>,
 }
 
-/// The states of one kernel in a round: those of the optimizer with the most states.
+/// The states of one kernel in a round. Their number is that of the kernel's optimizer with the most states.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -110,7 +110,8 @@ pub(crate) struct BucketLaunch {
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether this is the last launch that steps these segments. This is also true if no work follows the last launch.
+    /// Whether this is the last launch that steps these segments. If nothing has to be done after a segment's last
+    /// launch, this is true of every launch.
     pub(crate) is_last: bool,
     /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -121,8 +122,8 @@ pub(crate) struct BucketLaunch {
 pub(crate) struct NormStop {
     /// Number of kernel launches before this point, counting each part of a step.
     pub(crate) launches: usize,
-    /// The records of the norms that are added up. The range may include records of other launches, with norms that are zeros
-    /// or no longer needed.
+    /// The records of the norms that are added up. The range may include records of other launches. Their norms are
+    /// zeros or no longer needed.
     pub(crate) records: Range<usize>,
 }
 
@@ -230,7 +231,7 @@ impl Assignment {
         round * self.lists.len() + segment
     }
 
-    /// Returns a record's hyperparameter index and kernel; arbitrary but valid if nothing steps it.
+    /// Returns a record's hyperparameter index and kernel. If nothing steps the record, both are arbitrary but valid.
     pub(crate) fn optimizer(&self, round: usize, segment: usize) -> (u32, u32) {
         let index = self.lists[segment].get(round).copied().unwrap_or(0);
         (index, self.optimizers[index as usize].kernel)
@@ -287,12 +288,12 @@ impl Assignment {
     }
 
     /// Returns the launches of a bucket's step, in order. Custom optimizers have launches too, in which the kernel
-    /// decides what they must do.
+    /// decides what the custom code must do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
-        // A parameter's last launch does the work that is done once per step: it zeroes or averages the gradient, and
-        // updates the copy and the moving average from the final value.
+        // Some work is done once per step, in a parameter's last launch. This launch zeroes or averages the gradient,
+        // and updates the copy and the moving average from the final value.
         let ends = matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
         let has_last = ends || plan.copy().is_some() || plan.keeps_ema();
         for round in 0..self.rounds() {
@@ -367,8 +368,9 @@ impl Assignment {
         stops
     }
 
-    /// Returns per bucket whether its step can share a launch with the next bucket's step. The launches of both may
-    /// differ only in segments, both buckets are clipped together, and their states are adjacent in memory.
+    /// Returns for each bucket whether its step can share a launch with the next bucket's step. For this, the launches
+    /// of the two buckets differ only in segments, the buckets are clipped together, and their states are adjacent in
+    /// memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // Pieces of the caller's memory lie apart and may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
@@ -403,7 +405,7 @@ impl Assignment {
 }
 
 /// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). The square roots of
-/// such moments must be small compared with eps.
+/// these moments must be small compared with eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";

@@ -2,8 +2,8 @@
 //!
 //! The arguments are the same for every executor. The kernels make the decisions, from these arguments. Records are in
 //! the assignment's order: round by round, and in each round in the order of the plan's segments. Only this file checks
-//! a step count that is set from outside. It refuses a count that is too large, or that lacks the number that its
-//! optimizer carries.
+//! a step count that is set from outside. It refuses a count that is too large, or that comes without NAdam's product
+//! of momenta.
 
 use std::ptr;
 
@@ -126,7 +126,7 @@ pub(crate) fn first_sets<'a>(
     plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
-/// Returns the control block for another plan, in which buckets have other numbers.
+/// Returns the control block without the number of a bucket, for another plan that numbers buckets differently.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
@@ -175,7 +175,8 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// The progress of a record: its number of updates, and the other number that its optimizer carries.
+/// The progress of a record: its number of updates, and the other number that its optimizer carries, such as NAdam's
+/// product of momenta.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,

@@ -1,9 +1,9 @@
 //! Addresses of the bytes of every [`Memory`]. Only this file turns a span of the checker into an address.
 //!
 //! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes through one. A span that leaves
-//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, to which
-//! tiles add their offsets. Bases are numbers and not pointers: a base may lie outside its tensor, as long as base plus
-//! offset lies inside.
+//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, and each
+//! tile adds its offset to a base. Bases are numbers and not pointers, because a base may lie outside its tensor. Only
+//! base plus offset must lie inside.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -131,7 +131,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Makes the memories of a plan: the given ones, and zeros from `owned` for all others.
+    /// Makes the memories of a plan. Memories that are not given are made by `owned`, filled with zeros.
     pub(crate) fn new(
         plan: &Plan,
         counts: Counts,
@@ -178,7 +178,7 @@ impl Regions {
         }
     }
 
-    /// Returns the pieces of parameters or of gradients, with new addresses.
+    /// Returns those pieces of parameters or of gradients that differ from the current pieces.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,
@@ -203,7 +203,7 @@ impl Regions {
         self.find(span).unwrap_or_else(|| panic!("{span:?} is out of bounds"))
     }
 
-    /// Returns the address of a span, or `None` if it lies in no piece.
+    /// Returns the address of a span, or `None` if no piece contains all of it.
     pub(crate) fn find(&self, span: Span) -> Option<*mut u8> {
         if span.start == span.end {
             return Some(ptr::without_provenance_mut(ALIGNMENT));
@@ -235,14 +235,14 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// Returns the first control block after that of the pass, and the number of such blocks: those of single buckets,
-    /// or of further clip sets.
+    /// Returns the first control block after the block of the pass, and the number of these further blocks. They are
+    /// the blocks of single buckets, or of further clip sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())
     }
 
-    /// Returns the control block for a bucket's step: that of the bucket, of its clip set, or of the pass.
+    /// Returns the control block for a bucket's step: the block of the bucket, of its clip set, or of the pass.
     pub(crate) fn control_of(&self, plan: &Plan, bucket: u32) -> *mut InstepControl {
         let of_set = plan.buckets()[bucket as usize].clip_set.checked_sub(1);
         let own = if self.counts.bucket_controls > 0 { Some(bucket) } else { of_set };
@@ -276,8 +276,8 @@ impl Regions {
     }
 }
 
-/// The addresses of all tensors of one bucket, or of one segment; 0 for a tensor that the step does not use. It has the
-/// layout of [`InstepBases`].
+/// The addresses of all tensors of one bucket, or of one segment. A tensor that the step does not use has address 0.
+/// This struct has the layout of [`InstepBases`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Bases {

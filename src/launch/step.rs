@@ -54,7 +54,8 @@ impl Launch {
     }
 
     /// Returns the same launches without the addresses of tensors. A tile's `param` is then an offset in bytes from the
-    /// bucket's first parameter; its other offsets count elements. [`Bases`](super::Bases) complete the arguments.
+    /// bucket's first parameter. The tile's other offsets count elements. [`Bases`](super::Bases) complete the
+    /// arguments.
     pub(crate) fn unbound(
         kind: Kind,
         bucket: u32,
@@ -162,7 +163,7 @@ impl Launch {
         (Launch { args, tiles, moved_bytes }, spans)
     }
 
-    /// Makes the tiles' offsets count from the first of the buckets that share launches, so that these buckets share
+    /// Makes the tiles' offsets count from the first of the buckets that share launches. These buckets can then share
     /// one table and one struct of arguments.
     pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
         let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
@@ -244,8 +245,8 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
-/// Returns the kernels' code for what a launch does with stepped gradients. Released gradients stay until an op
-/// releases them.
+/// Returns the kernels' code for what a launch does with stepped gradients. If gradients are to be released, the launch
+/// keeps them, and a later op releases them.
 fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
@@ -273,8 +274,8 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     }
 }
 
-/// Returns the seed of stochastic rounding. It differs between rounds, because updates of two rounds have the same
-/// number.
+/// Returns the seed of stochastic rounding. It differs between rounds. Otherwise two rounds would get the same random
+/// bits, because their updates have the same number.
 fn seed(storage: &Storage, round: usize) -> u64 {
     match storage.precision.rounding {
         Rounding::Nearest => 0,
@@ -298,8 +299,8 @@ pub(super) fn tiles(
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
     counts_absent: bool,
 ) -> Vec<InstepTile> {
-    // If means are written, they are written after each run. Runs are then one tile long, so that the gradients are
-    // still in the GPU's cache.
+    // If the step writes averaged gradients, it writes them after each run. Runs are then one tile long, so that the
+    // gradients are still in the GPU's cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
     let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =
@@ -329,7 +330,8 @@ pub(super) fn tiles(
             at += count;
         }
         if counts_absent && kept.is_empty() && segment.len > 0 {
-            // Other ranks have the whole segment. A tile without elements makes this rank count the update too.
+            // All elements of the segment are on other ranks. A tile without elements makes this rank count the update
+            // too.
             tiles.push(InstepTile { grad_offset: 0, state_offset: 0, ..tile(kept.start, 0) });
         }
     }

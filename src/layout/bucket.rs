@@ -8,7 +8,7 @@ use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::{Precision, SegmentAction, Storage};
 
-/// The sizes that close a bucket, in bytes of gradients.
+/// The sizes at which buckets are closed, in bytes of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
     /// The cap of the first bucket: small, so that communication starts early.
@@ -24,8 +24,8 @@ impl Default for BucketCaps {
     }
 }
 
-/// The kinds of counts in a bucket's tail block, which follows the gradients. The bucket's all-reduce sums them over
-/// ranks.
+/// The kinds of counts in a bucket's tail block, which follows the gradients. The bucket's all-reduce sums the counts
+/// over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
     /// Whether to count, per segment, the ranks that had a gradient for it.
@@ -34,8 +34,8 @@ pub struct Tails {
     pub contributors: bool,
 }
 
-/// What happens to a gradient after its parameter's step. The gradients of parameters with any other
-/// [action](SegmentAction) than `Step` always stay. The choice changes no bit of a step.
+/// What happens to a gradient after its parameter's step. If a parameter's [action](SegmentAction) is not `Step`, its
+/// gradient always stays. The choice never changes the bits of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
     /// The gradient stays the sum over ranks, not divided by the number of ranks and not clipped.
@@ -43,9 +43,9 @@ pub enum Gradients {
     Keep,
     /// The step's launch overwrites the gradient with zeros, even in a skipped pass.
     Zero,
-    /// The step's launch overwrites the gradient with the value that the optimizer used. This is the mean over ranks,
-    /// divided by the loss scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch
-    /// after `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
+    /// The step's launch overwrites the gradient with the value that the optimizer used. This value is the mean over
+    /// ranks, divided by the loss scale and clipped, and rounded once to the gradient's type. `.grad` has this value in
+    /// PyTorch after `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
     /// read.
@@ -67,17 +67,17 @@ pub struct Segment {
     /// Number of elements, without padding.
     pub len: u64,
     /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
-    /// shard of [rows](crate::ForeignBucket::rows), it is the `first` that was given there.
+    /// shard of [rows](crate::ForeignBucket::rows), this is the `first` that was given to `rows`.
     pub element: u64,
-    /// Number of elements of a row if each row begins a new block of 8-bit states, and 0 otherwise. Each row of the
-    /// states, and of tensors laid out like them, then starts at a multiple of 256 elements.
+    /// Number of elements of a row if each row begins a new block of 8-bit states, and 0 otherwise. If it is not 0,
+    /// each row of the states, and of tensors laid out like them, starts at a multiple of 256 elements.
     pub row: u64,
     /// How a step treats the segment.
     pub action: SegmentAction,
-    /// The group whose hyperparameters apply to the segment.
+    /// The segment's group, which has its hyperparameters.
     pub group: u32,
-    /// Offset of the segment's count in the bucket's tail block, if the plan has tails. After the reduce, it is the
-    /// number of ranks that had a gradient for the segment.
+    /// Offset of the segment's count in the bucket's tail block, if the plan has tails. After the reduce, the count is
+    /// the number of ranks that had a gradient for the segment.
     pub tail: Option<u64>,
 }
 
@@ -110,8 +110,8 @@ impl Segment {
 pub struct Bucket {
     /// Offset in the arena of gradients.
     pub start: u64,
-    /// Number of elements, including tail and padding. Unless the bucket is foreign, it is a multiple of 256 times the
-    /// number of shards.
+    /// Number of elements, including tail and padding. Unless the bucket is foreign, the number is a multiple of 256
+    /// times the number of shards.
     pub len: u64,
     /// The bucket's range in the arenas of parameters and states.
     pub params: Range<u64>,
@@ -120,23 +120,23 @@ pub struct Bucket {
     pub shard: Range<u64>,
     /// The bucket's segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
     pub segments: Range<u32>,
-    /// The range of the tail block; empty without tails.
+    /// The range of the tail block. The range is empty without tails.
     pub tail: Range<u64>,
     /// Offset of the element that counts contributing ranks: the first of the tail block.
     pub contributors: Option<u64>,
     /// Whether the bucket holds local parameters, so that no collective touches it.
     pub is_local: bool,
-    /// The storage of the bucket's parameters; all of them have the same storage.
+    /// The storage, which is the same for all of the bucket's parameters.
     pub storage: Storage,
     /// The clip set of the bucket's parameters. The parameters of one clip set are clipped together. Set 0 is clipped
     /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
     /// clip](crate::StepperBuilder::group_clip).
     pub clip_set: u32,
-    /// The first byte in each memory of tensors.
+    /// The bucket's first byte in each memory of tensors.
     pub(crate) first_bytes: FirstBytes,
 }
 
-/// The first byte of a bucket in each memory that has elements of a different size in different buckets.
+/// A bucket's first byte in each memory in which the size of an element depends on the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FirstBytes {
     pub(crate) params: u64,
@@ -152,7 +152,8 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. Other ranks then have shards of it, or its counts follow its last shard.
+    /// Returns whether the bucket is sharded. Other ranks then have shards of the bucket, or the bucket's counts follow
+    /// its last shard.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }
@@ -242,6 +243,6 @@ pub(super) struct Cut {
     pub(super) shards: u32,
     pub(super) caps: BucketCaps,
     pub(super) tails: Tails,
-    /// This rank's index in its group, if the plan is sharded; `None` if each rank has full buckets.
+    /// This rank's index in its group, if the plan is sharded. `None` if each rank has full buckets.
     pub(super) place: Option<u32>,
 }

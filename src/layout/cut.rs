@@ -1,11 +1,10 @@
 //! Cuts a layout into buckets, for one bucket cap and world size.
 //!
-//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. Parameters are
-//! assigned to buckets as by DDP: each kind has its own open bucket, which closes at the parameter that reaches the
-//! cap. Buckets are in the order of their last parameters. Backward completes buckets in this order. Every segment
-//! starts at a multiple of 256 elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm
-//! leaves and vectors are therefore aligned for any cap. Every sum and product is checked: more than 2^56 elements is
-//! an error.
+//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. As in DDP, each kind
+//! of parameter has its own open bucket. A bucket closes at the parameter that reaches the cap. Buckets are in the
+//! order of their last parameters. Backward completes buckets in this order. Every segment starts at a multiple of 256
+//! elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm leaves and vectors are
+//! therefore aligned for any cap. Every sum and product is checked: 2^56 elements or more is an error.
 
 use std::ops::Range;
 
@@ -21,9 +20,9 @@ impl Plan {
     /// precisions never share a bucket. Buckets are in the order in which backward completes them.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero, no kernel has a [precision](crate::Precision), or the gradients'
-    /// type cannot count that many ranks. `Layout` if a parameter's own type does not go with its precision, or the
-    /// padded buckets hold 2^56 elements or more.
+    /// `Config` if a cap or the world size is zero, if a [precision](crate::Precision) has no kernel, or if the
+    /// gradients' type cannot count that many ranks. `Layout` if a parameter's own type does not fit its precision, or
+    /// if the padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
         world_size: u32,
@@ -52,8 +51,8 @@ impl Plan {
         Plan::filled(layout, cut, storages, backward)
     }
 
-    /// Returns a plan with the same buckets, in which this rank has and steps only one shard of each. All shards of a
-    /// bucket have the same length. Shards end at multiples of 256 elements of a parameter.
+    /// Returns a plan with the same buckets, in which this rank has and steps only one shard of each bucket. All shards
+    /// of a bucket have the same length. Shards end at multiples of 256 elements of a parameter.
     /// [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors
@@ -137,8 +136,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Closes a bucket: sets the offsets of the segments collected since the last one. Returns `None` if the plan grows
-    /// too large.
+    /// Closes a bucket: sets the offsets of the segments collected since the last bucket. Returns `None` if the plan
+    /// grows too large.
     fn close_bucket(
         &mut self,
         segments: Range<u32>,
@@ -212,7 +211,7 @@ fn too_large(name: &str, world_size: u32) -> Error {
     Error::layout(format_args!("`{name}`"), wrong, "use fewer ranks or larger buckets")
 }
 
-/// Returns the largest number up to which this type represents every integer.
+/// Returns the largest n such that this type represents every integer up to n.
 fn largest_count(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 1 << 24,
@@ -221,7 +220,7 @@ fn largest_count(dtype: DType) -> u32 {
     }
 }
 
-/// Fills buckets with parameters, one open bucket per storage.
+/// Fills buckets with parameters, one open bucket per kind (storage and clip set).
 pub(super) struct Filling<'a> {
     resolved: &'a Resolved,
     caps: BucketCaps,

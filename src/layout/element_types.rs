@@ -1,7 +1,7 @@
 //! Element types of every tensor, and the precision of each parameter: a default, and exceptions for groups and
 //! parameters.
 //!
-//! Arithmetic is f32 for every storage type; storing rounds once. This module refuses a combination without a kernel
+//! Arithmetic is f32 for every storage type. Each store rounds once. This module refuses a combination without a kernel
 //! before any step. The error names the option, the group or the parameter.
 
 use std::collections::HashMap;
@@ -25,9 +25,9 @@ pub enum Master {
     /// The value is stored as a separate f32 weight, 4 bytes per element. The parameter is this weight rounded to
     /// nearest even.
     F32 = INSTEP_MASTER_F32,
-    /// The low bits are stored as the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per
-    /// element. Master values have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded
-    /// to the nearest, ties away from zero.
+    /// The low bits are stored as the lower 16 bits of an f32, 2 bytes per element. The upper 16 bits of this f32 are
+    /// the bf16 parameter. Master values have the same bits as with [`F32`](Self::F32). The parameter is the master
+    /// value rounded to the nearest, ties away from zero.
     Remainder16 = INSTEP_MASTER_REMAINDER16,
     /// The 8 bits after those of the bf16 parameter are stored, 1 byte per element. Parameter and stored bits together
     /// are a weight with a 15-bit fraction.
@@ -48,16 +48,16 @@ pub enum Moments {
     /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
     /// With rounding to nearest, an average does not change if a step would change it by less than half a code. Near
     /// the largest value of the block, half a code is about 1/125 of the value. A second moment with decay rate 0.999
-    /// then falls too late, and steps are too small until it does. Use [stochastic](Rounding::Stochastic) rounding,
-    /// which keeps the mean. An eps below 2^-45 is refused, because second moments that small become zero.
+    /// then falls too late, and steps are too small until it falls. Use [stochastic](Rounding::Stochastic) rounding,
+    /// which keeps the mean. An eps below 2^-45 is refused, because second moments of that size become zero.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
-/// How values are rounded if they are stored in fewer bits than f32. These are parameters without a master, [24-bit
-/// masters](Master::Remainder8) and states.
+/// How values are rounded if they are stored in fewer bits than f32. Such values are parameters without a master,
+/// [24-bit masters](Master::Remainder8) and states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// Rounds to the nearest value; ties to even.
+    /// Rounds to the nearest value, ties to even.
     #[default]
     Nearest,
     /// Rounds up or down at random, so that the expected result is the exact value. The random bits depend on the seed,
@@ -73,9 +73,9 @@ pub enum Rounding {
 /// Element types of one stepper's tensors.
 ///
 /// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs tensors to round:
-/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is
-/// refused for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in
-/// 8 bits, and centered [RMSprop](crate::RmsProp) refuses all but f32.
+/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. Stochastic
+/// rounding is refused for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop)
+/// refuse states in 8 bits, and centered [RMSprop](crate::RmsProp) takes only f32 states.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -133,7 +133,7 @@ impl Precision {
     /// Refuses a precision without a kernel.
     ///
     /// # Errors
-    /// `Config` with the name of the field that does not go with the others.
+    /// `Config` with the name of the field that does not fit the others.
     pub fn validate(&self) -> Result<()> {
         let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
         let is_stochastic = self.rounding != Rounding::Nearest;
@@ -207,8 +207,8 @@ impl Moments {
 /// clips, because the parameters of a bucket have one precision and are clipped together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
-/// rest of its group's precision applies where it can. If its own type is f32, the parameter has no [master](Master),
-/// and values that lose no bits are not rounded stochastically.
+/// rest of its group's precision applies as far as that type allows. If its own type is f32, the parameter has no
+/// [master](Master), and values that lose no bits are not rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
     common: Storage,
@@ -233,7 +233,7 @@ pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
     /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
-    /// The largest norm of each clip set after the first; `None` for a set that is not clipped.
+    /// The largest norm of each clip set after the first. `None` for a set that is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -252,7 +252,7 @@ impl Storages {
         self
     }
 
-    /// Clips one group separately, to this norm, or leaves the group unclipped.
+    /// Clips one group separately to `max_norm`. With `None` the group is not clipped.
     pub fn group_clip(mut self, name: impl Into<String>, max_norm: Option<f64>) -> Self {
         self.clips.push((name.into(), max_norm));
         self
@@ -269,8 +269,8 @@ impl Storages {
     /// Returns the storage of each parameter.
     ///
     /// # Errors
-    /// `Config` for a precision that no kernel has, an unknown group, or a group that is named twice. `Layout` for a
-    /// parameter whose own type does not go with its group's precision.
+    /// `Config` for a precision without a kernel, an unknown group, or a group that is named twice. `Layout` for a
+    /// parameter with a type that does not fit its group's precision.
     pub(super) fn resolve(&self, layout: &Layout) -> Result<Resolved> {
         let of_group = self.of_groups(layout)?;
         let (clip_set_of_group, max_norms) = self.clip_sets(layout)?;
@@ -307,8 +307,8 @@ impl Storages {
         Ok(of_group)
     }
 
-    /// The clip set of each group, and the largest norms of all sets after the first. Groups that are not clipped are
-    /// one set.
+    /// Returns the clip set of each group, and the largest norms of all sets after the first. The groups that are not
+    /// clipped form one set.
     pub(crate) fn clip_sets(&self, layout: &Layout) -> Result<(Vec<u32>, Vec<Option<f64>>)> {
         let (mut of_group, mut max_norms) = (vec![0; layout.groups().len()], Vec::new());
         for (group, max_norm) in by_group("group_clip", "a clip", layout, &self.clips)? {
@@ -349,7 +349,7 @@ impl Resolved {
         }) as u32
     }
 
-    /// The kind of a parameter's bucket.
+    /// Returns the kind of a parameter's bucket.
     pub(super) fn kind(&self, param: usize) -> Kind {
         self.kinds[self.of[param] as usize]
     }
@@ -369,7 +369,8 @@ impl Precision {
     }
 }
 
-/// Returns an error that names the parameter whose type does not go with its group's precision.
+/// Returns the error for a parameter with a type that does not fit its group's precision. The error names the
+/// parameter.
 fn refused(name: &str, error: Error) -> Error {
     match error {
         Error::Config { field, value, wrong, remedy } => {
@@ -379,8 +380,8 @@ fn refused(name: &str, error: Error) -> Error {
     }
 }
 
-/// The types in which a model computes, reduces its gradients, and takes inputs and returns outputs. The optimizer
-/// steps parameters in their original type. A policy works with every [strategy](crate::Strategy).
+/// The types in which a model computes, reduces gradients, takes inputs and returns outputs. The optimizer steps
+/// parameters in their original type. A policy works with every [strategy](crate::Strategy).
 ///
 /// ```
 /// use instep::{DType, Layout, MixedPrecisionPolicy, Solo, Stepper, bf16};
@@ -431,7 +432,7 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Returns the precision for a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket whose
+    /// Returns the precision for a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket. The
     /// optimizer steps parameters of type `original`. If `original` is f32 and `param_dtype` has 16 bits, parameters
     /// get an f32 master. A [strategy](crate::Strategy) may shard the master.
     ///
@@ -457,12 +458,12 @@ impl MixedPrecisionPolicy {
         Ok(Precision { param, grad: self.reduce_dtype.unwrap_or(param), master, ..Precision::F32 })
     }
 
-    /// Returns the type to which an input of forward, of type `input`, is [cast](crate::cast()).
+    /// Returns the type to which an input of forward with type `input` is [cast](crate::cast()).
     pub fn forward_input(&self, input: DType) -> DType {
         self.param_dtype.filter(|_| self.cast_forward_inputs).unwrap_or(input)
     }
 
-    /// Returns the type to which an output of forward, of type `output`, is [cast](crate::cast()).
+    /// Returns the type to which an output of forward with type `output` is [cast](crate::cast()).
     pub fn forward_output(&self, output: DType) -> DType {
         self.output_dtype.unwrap_or(output)
     }

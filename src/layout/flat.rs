@@ -11,11 +11,11 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Storages};
 
 impl Plan {
-    /// Builds the plan of one bucket. It also returns the index of each segment's parameter in the bucket's list.
+    /// Builds the plan of one bucket. Also returns the index of each segment's parameter in the bucket's list.
     ///
     /// # Errors
-    /// `Layout` if the bucket is empty, a gradient leaves it, overlaps another one or is listed twice, or an offset
-    /// splits a block of 8-bit states. `Config` if no kernel has the precision.
+    /// `Layout` if the bucket is empty, or if an offset splits a block of 8-bit states. `Layout` also if a gradient
+    /// leaves the bucket, overlaps another gradient or is listed twice. `Config` if no kernel has the precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,
@@ -85,7 +85,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses rows whose padded states extend past the bucket's end, or into the states of the next parameter.
+    /// Refuses rows if their padded states extend past the bucket's end, or into the states of the next parameter.
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {

@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// The rows of a larger parameter that a listed parameter has.
+/// The rows of a larger parameter of which a listed parameter consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -45,7 +45,8 @@ impl ForeignBucket {
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. A row
-    /// of 300 elements takes 512, and two scales. Parameters and gradients have no gaps between rows.
+    /// of 300 elements takes the space of 512 elements, and two scales. Parameters and gradients have no gaps between
+    /// rows.
     pub fn rows(mut self, id: ParamId, row: usize, first: u64) -> ForeignBucket {
         self.rows.push((id, Rows { row: row as u64, first }));
         self
@@ -147,7 +148,7 @@ fn listed_twice(name: &str) -> Error {
 }
 
 impl Plan {
-    /// Builds the plan of a layout whose gradients lie in these buckets, numbered in this order.
+    /// Builds the plan of a layout that has its gradients in these buckets. The buckets are numbered in this order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or leave

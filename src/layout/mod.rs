@@ -1,8 +1,8 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! This module computes offsets. It owns no memory of tensors. All ranks must have the same [`Layout`]. A [`Plan`] is
-//! the layout divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be
-//! built and inspected anywhere.
+//! This module computes offsets, and owns no tensors. All ranks must have the same [`Layout`]. A [`Plan`] is the layout
+//! divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be built and
+//! inspected anywhere.
 
 mod bucket;
 mod cut;
@@ -34,9 +34,9 @@ pub enum SegmentAction {
     /// Applies the optimizer.
     #[default]
     Step = INSTEP_ACTION_STEP,
-    /// Multiplies the reduced gradient by 1/world_size in place, even in a skipped pass, because another optimizer
-    /// updates the parameter. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide it
-    /// by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
+    /// Multiplies the reduced gradient by 1/world_size in place, even in a skipped pass. This is for parameters that
+    /// another optimizer updates. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide
+    /// it by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
     /// skip.
     Average = INSTEP_ACTION_AVERAGE,
     /// Touches nothing: the gradient stays the sum over ranks, and the parameter does not change.
@@ -48,16 +48,16 @@ pub enum SegmentAction {
 pub struct Parameter {
     /// Unique within the layout.
     pub name: String,
-    /// Number of elements; may be zero.
+    /// Number of elements, which may be zero.
     pub len: u64,
-    /// Dimensions; their product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
+    /// Dimensions. Their product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
     /// others.
     pub shape: Vec<u64>,
     /// The type of the parameter and its gradient, if it differs from the group's [precision](Precision).
     pub dtype: Option<DType>,
-    /// Number of hand-overs in one pass: 1, or the number of places that share the parameter.
+    /// Number of hand-overs in one pass: 1, or the number of places in the model that share the parameter.
     pub uses: u32,
-    /// The action of steps on the parameter.
+    /// What a step does with the parameter.
     pub action: SegmentAction,
     /// The parameter's group, as an index into [`Layout::groups`]. The group has the hyperparameters.
     pub group: u32,
@@ -148,9 +148,9 @@ impl LayoutBuilder {
         self.last("shape", |last| last.shape = shape)
     }
 
-    /// Sets the type of the parameter added last and of its gradient, instead of those in the group's
-    /// [precision](Precision). The rest of that precision applies where it can: an f32 parameter has no
-    /// [master](Master). Parameters of different precisions never share a bucket.
+    /// Sets the type of the parameter added last and of its gradient, instead of the types in the group's
+    /// [precision](Precision). The rest of that precision applies as far as the type allows. For example, an f32
+    /// parameter has no [master](Master). Parameters of different precisions never share a bucket.
     ///
     /// ```
     /// use instep::{DType, Layout, Precision, Sgd, Solo, Stepper};
@@ -202,10 +202,10 @@ impl LayoutBuilder {
         self.last("action", |last| last.action = action)
     }
 
-    /// Makes the parameter added last local to each rank. Its gradient is not reduced, each rank steps it with only its
-    /// own gradient, and it is never broadcast. The gradient is not part of the global norm and is not clipped. A
-    /// skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter does not skip the pass,
-    /// because the other ranks cannot see it. The parameter is stepped with this gradient.
+    /// Makes the parameter added last local to each rank. Its gradient is not reduced, and each rank steps the
+    /// parameter with its own gradient. The parameter is never broadcast. The gradient is not part of the global norm
+    /// and is not clipped. A skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter
+    /// does not skip the pass, because the other ranks cannot see it. The parameter is stepped with this gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -240,8 +240,8 @@ impl LayoutBuilder {
     ///
     /// # Errors
     /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. `Layout` also
-    /// if a shape does not have its parameter's length, an option comes before the first parameter, or the lengths
-    /// cannot be addressed.
+    /// if a shape does not match its parameter's length, if an option comes before the first parameter, or if the
+    /// lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -335,7 +335,7 @@ impl Layout {
     /// Returns the parameter called `name`.
     ///
     /// # Errors
-    /// `Layout` if there is none. The error lists the names most similar to this one.
+    /// `Layout` if there is no such parameter. The error lists the names most similar to `name`.
     pub fn id(&self, name: &str) -> Result<ParamId> {
         self.find(name).ok_or_else(|| {
             Error::layout(
@@ -346,8 +346,8 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit, unlike in [`id`](Self::id): its
-    /// error compares all names.
+    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit. A miss in [`id`](Self::id)
+    /// costs more, because its error compares all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))
@@ -387,7 +387,7 @@ impl Layout {
         &self.parameters
     }
 
-    /// Returns a parameter's number in the order of registration. A [plan](Plan) uses this number for it.
+    /// Returns a parameter's number in the order of registration. A [plan](Plan) uses this number for the parameter.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -425,7 +425,7 @@ impl Groups {
 }
 
 fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
-    // A name's length is hashed before its bytes, so that no two lists hash the same bytes.
+    // A name's length is hashed before its bytes, so that no two different lists hash the same bytes.
     let text = |hash, text: &str| fold(fold(hash, &(text.len() as u64).to_le_bytes()), text.as_bytes());
     let hash = groups.iter().fold(names::EMPTY, |hash, group| text(hash, group));
     parameters.iter().fold(hash, |hash, p| {

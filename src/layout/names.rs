@@ -17,7 +17,7 @@ const FREE: u32 = u32::MAX;
 /// The places of names in a list that the caller keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NameIndex {
-    /// The places of names, or [`FREE`]. Their number is a power of two, or 0.
+    /// The places of names, or [`FREE`]. The number of slots is a power of two, or 0.
     slots: Vec<u32>,
     len: usize,
 }
@@ -48,7 +48,7 @@ impl NameIndex {
     fn slot<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let hash = fold(EMPTY, name.as_bytes());
-        // FNV-1a mixes the upper bits better than the lower ones, so both are used.
+        // FNV-1a mixes the upper bits better than the lower bits, so the slot depends on both.
         let mut slot = (hash ^ hash >> 32) as usize & mask;
         while self.slots[slot] != FREE && name_at(self.slots[slot]) != name {
             slot = (slot + 1) & mask;

@@ -31,7 +31,7 @@ pub struct Plan {
     pub(super) is_offloaded: bool,
     /// Whether ranks reduce each micro-batch's gradients, and accumulate the sums.
     pub(super) sums_micro_batches: bool,
-    /// The options by which the buckets were cut; `None` if the caller chose the buckets.
+    /// The options by which the buckets were cut. `None` if the caller chose the buckets.
     pub(super) cut: Option<Cut>,
     /// The different storages of buckets.
     pub(super) storages: Vec<Storage>,
@@ -104,13 +104,14 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
 
-    /// Returns the number of elements in the arena of parameters that are not local. They come first in the arena.
+    /// Returns how many elements of the arena belong to parameters that are not local. These elements come first in the
+    /// arena.
     pub fn common_len(&self) -> u64 {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
-    /// Returns the elements of the parameters that are common to all ranks, in as few runs as possible. A run has one
-    /// type. There is at least one run.
+    /// Returns the elements of the parameters that are common to all ranks, in as few runs as possible. All elements of
+    /// a run have one type. There is at least one run.
     pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
         for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
@@ -163,14 +164,14 @@ impl Plan {
         sharded.unwrap_or((1, 0))
     }
 
-    /// Returns how many ranks have the same shards as this rank, itself included. It is 1 unless the plan is sharded in
-    /// [groups](Self::sharded_among).
+    /// Returns how many ranks have the same shards as this rank, itself included. The number is 1 unless the plan is
+    /// sharded in [groups](Self::sharded_among).
     pub fn replicas(&self) -> u32 {
         self.cut.filter(|cut| cut.place.is_some()).map_or(1, |cut| cut.world_size / cut.shards)
     }
 
-    /// Returns this sharded plan with sharded parameters too. A bucket's parameters are then full only while it is
-    /// unsharded.
+    /// Returns this sharded plan with sharded parameters too. A bucket's parameters are then full only while the bucket
+    /// is unsharded.
     pub fn with_sharded_params(self) -> Plan {
         Plan { shards_params: self.is_sharded(), ..self }
     }
@@ -181,7 +182,7 @@ impl Plan {
     }
 
     /// Returns the plan with steps on the host, in the host's memory. Reduced gradients are copied to the host, and
-    /// stepped parameters back.
+    /// stepped parameters are copied back.
     pub fn offloaded(self) -> Plan {
         Plan { is_offloaded: true, ..self }
     }
@@ -202,13 +203,14 @@ impl Plan {
     }
 
     /// Returns whether an op after the step writes full buckets of parameters again. Such an op also writes frozen
-    /// parameters, which the step does not, so it must wait for the trainer's reads of them.
+    /// parameters, so it must wait for the trainer's reads of them. The step itself does not write them.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that are in this rank's shard and that this rank steps. These are all
-    /// elements, unless the plan is [sharded](Self::sharded). `param` is the parameter's index in registration order.
+    /// Returns the elements of a parameter that lie in this rank's shard. This rank steps these elements. They are all
+    /// of the parameter's elements, unless the plan is [sharded](Self::sharded). `param` is the parameter's index in
+    /// registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
         self.bucket_of(segment).shard_of_segment(segment)
@@ -231,8 +233,8 @@ impl Plan {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
-    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. The runs do not
-    /// include averaged and left gradients, or the counts after the gradients.
+    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. The runs leave
+    /// out gradients with the action `Average` or `Leave`, and the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -254,7 +256,7 @@ impl Plan {
         &self.max_norms
     }
 
-    /// The storage options with which the plan was made.
+    /// Returns the storage options with which the plan was made.
     pub(crate) fn asked(&self) -> &Storages {
         &self.asked
     }

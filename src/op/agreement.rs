@@ -1,13 +1,13 @@
 //! The agreement: one number for all values that ranks must have in common, and a text of the differences between two
 //! ranks.
 //!
-//! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash of 48 bits is written to the
-//! other three lanes, and all parts are combined by exclusive or. If one part differs, only its own lane stays equal.
-//! The number therefore tells which part differs, and misses a difference only once in 2^48.
+//! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash has 48 bits and fills the
+//! three lanes of the other parts. All parts are combined by exclusive or. If one part differs, only its own lane stays
+//! equal. The number therefore tells which part differs. It misses a difference only once in 2^48.
 //!
-//! `Words` holds the text of each part, with a line for each value. A stepper's calls carry its words, so between
-//! threads the error has both ranks' values. Between processes, each rank adds its own words to the error that it gets.
-//! The text is written to buffers that are allocated once.
+//! `Words` holds the text of each part, with a line for each value. A stepper's calls carry its `Words`. If ranks are
+//! threads, the error therefore has both ranks' values. If ranks are processes, each rank adds its own text to the
+//! error that it gets. The text is written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,12 +23,12 @@ const HASH_MASK: u64 = (1 << (3 * LANE_BITS)) - 1;
 pub(crate) enum Agreed {
     /// Parameters, buckets, and the optimizers that step them.
     Layout,
-    /// Options of the stepper, and the type in which gradients travel.
+    /// Options of the stepper, and the type in which gradients are sent.
     Options,
     /// Learning rates and all other hyperparameters.
     Hyperparameters,
     /// Frozen, unused and written parameters, values that were loaded or set by hand, and the number of micro-batches
-    /// if each is summed.
+    /// if each micro-batch is summed.
     Loaded,
 }
 
@@ -46,7 +46,7 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that a text names at its end, as [`difference`] does.
+    /// Returns the parts that a text of [`difference`] names at its end.
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
@@ -56,7 +56,7 @@ impl Agreed {
         let at = self as u32 * LANE_BITS;
         let below = (1u64 << at) - 1;
         let hash = mixed(hash) & HASH_MASK;
-        // Above the last lane there is no lane.
+        // The last lane has no lane above it.
         let above = (hash & !below).checked_shl(LANE_BITS).unwrap_or(0);
         hash & below | above
     }
@@ -95,7 +95,7 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// The most bytes of one part's text that are kept, and the most characters of it in an error.
+/// The most bytes that are kept of one part's text, and the most characters that an error quotes of it.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 
@@ -119,7 +119,7 @@ struct Recent {
     loaded: String,
 }
 
-/// A buffer for [`Words::tell`]; it drops text that is too long.
+/// A writer to a buffer of [`Words::tell`]. It drops text that does not fit.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
@@ -139,7 +139,8 @@ impl Write for Line<'_> {
     }
 }
 
-/// A line of the words: the hash of values that one rank wrote to a parameter that is not broadcast.
+/// A line of [`Words`]. It has the hash of the values that one rank wrote to a parameter. No pass broadcasts this
+/// parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenValues<'a> {
     /// The parameter's index. Ranks list parameters in ascending order.
@@ -198,7 +199,7 @@ impl Words {
         self.fixed
     }
 
-    /// Lets `write` fill the buffers of the parts that may change, and stores the number that it returns.
+    /// Lets `write` fill the buffers of the parts that may change, and stores the number that `write` returns.
     pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.swap(0, 1);
@@ -211,7 +212,7 @@ impl Words {
         *number
     }
 
-    /// Returns the text of a part of the agreement that has this number.
+    /// Returns the text of one part, if an agreement with this number is known.
     fn part(&self, number: u64, part: Agreed) -> Option<String> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = recent.iter().find(|recent| recent.number == number);
@@ -276,8 +277,8 @@ pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32
     Some(text)
 }
 
-/// Returns the first two lines that differ, cut off before their difference if they are long. If one text has fewer
-/// lines, the missing line is returned as an empty one.
+/// Returns the first pair of lines that differ. If the lines are long, the text far before the difference is cut off.
+/// If one text has fewer lines, an empty line replaces the missing line.
 fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
     loop {
@@ -295,7 +296,7 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// Returns a line of fields in braces with only the first field in which the ranks differ.
+/// Shortens a line of fields in braces to the first field in which the ranks differ.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();

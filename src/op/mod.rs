@@ -1,8 +1,8 @@
 //! Operations as plain data. The scheduler writes them, executors run them and the checker reads them.
 //!
-//! An [`Op`] holds no pointer, closure or foreign handle; executors resolve its [`Memory`] and [`Ticket`]. Only
-//! [`Op::accesses`] says which bytes an op touches. The checker uses it, and the host executor takes its pointers from
-//! it, so the checked accesses are the accesses that run.
+//! An [`Op`] holds no pointer, closure or foreign handle. Executors resolve its [`Memory`] and [`Ticket`]. Only
+//! [`Op::accesses`] says which bytes an op touches. The checker and the host executor both use this method, so the
+//! checked accesses are the accesses that run.
 
 mod agreement;
 mod span;
@@ -28,14 +28,14 @@ pub enum Stream {
     Reduce,
     /// Control, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
     Optim,
-    /// Collectives over stepped parameters. They use a separate communicator, because they would delay the next reduce
-    /// on the communicator of the reduces.
+    /// Collectives over stepped parameters. They use a separate communicator. On the communicator of the reduces, they
+    /// would delay the next reduce.
     Gather,
     /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream they would
     /// delay the next reduce.
     Download,
-    /// Copies to the device's memory, with offload. A copy waits for a step, so on the download stream it would delay
-    /// later downloads.
+    /// Copies to the device's memory, with offload. These copies wait for steps, so on the download stream they would
+    /// delay later downloads.
     Upload,
 }
 
@@ -47,7 +47,7 @@ impl Stream {
     pub const ALL: [Stream; 6] =
         [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather, Stream::Download, Stream::Upload];
 
-    /// Returns the streams on which a plan's ops run, except that of the trainer.
+    /// Returns the streams on which a plan's ops run, except the trainer's stream.
     pub(crate) fn used(plan: &Plan) -> &'static [Stream] {
         use Stream::*;
         match (plan.is_sharded(), plan.is_offloaded()) {
@@ -90,7 +90,7 @@ pub struct Ticket {
 /// The kinds of control op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Opens a pass: counts the last pass's updates, derives scalars, empties the accumulators.
+    /// Opens a pass: counts the last pass's updates, derives scalars, and zeroes the accumulators.
     Begin,
     /// Computes clip coefficient and skip flag from the norm, and stores the numbers that the next pass needs.
     Decide,
@@ -111,8 +111,8 @@ pub enum CollectiveKind {
     AllReduce,
     /// Replaces every rank's buffer by rank 0's buffer.
     Broadcast,
-    /// Splits each source into `world_size` parts, and writes the sum over ranks of the r-th parts to rank r's
-    /// destination. A source is `world_size` times as long as a destination.
+    /// Splits each source into `world_size` parts. Rank r's destination gets the sum over ranks of the r-th parts. A
+    /// source is `world_size` times as long as a destination.
     ReduceScatter,
     /// Copies all sources to every rank's destination, in rank order.
     AllGather,
@@ -156,8 +156,8 @@ impl fmt::Display for CollectiveKind {
 pub enum Group {
     /// All ranks.
     World,
-    /// The ranks of this rank's group. Their shards together are a full bucket. These are all ranks, unless there are
-    /// several groups.
+    /// The ranks of this rank's group. Their shards together are a full bucket. If there is only one group, these are
+    /// all ranks.
     Shards,
     /// The replicas: the ranks that have the same shards as this rank, one in each group.
     Replicas,
@@ -171,8 +171,8 @@ pub enum Action {
     /// Marks the ticket's position as passed.
     Record(Ticket),
     /// Later ops of the stream start once the caller's sum of a bucket is complete. On a GPU they wait for the caller's
-    /// event, on the host for the return of a call. The sum comes after all of the trainer's accesses to the bucket
-    /// before the hand-over, so the later ops come after these accesses too.
+    /// event. On the host they wait until the caller's function returns. The sum comes after all accesses that the
+    /// trainer made before the hand-over, so the later ops come after these accesses too.
     AwaitSum {
         /// The index of the bucket.
         bucket: u32,
@@ -192,7 +192,7 @@ pub enum Action {
         stage: u32,
     },
     /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step.
-    /// Neighbouring buckets may share the op, and so its launch.
+    /// Neighbouring buckets may share the op, and thus its launch.
     Step {
         /// The index of the bucket. If there are several, the lowest index.
         bucket: u32,
@@ -213,7 +213,7 @@ pub enum Action {
         bucket: Option<u32>,
         /// The source.
         src: Span,
-        /// The destination; may be `src`.
+        /// The destination, which may be `src`.
         dst: Span,
     },
     /// Makes the open pass leave a segment unchanged, after the pass's Begin.
@@ -222,7 +222,7 @@ pub enum Action {
         segment: u32,
     },
     /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's and the host's
-    /// memory; [`Accumulation::Summed`](crate::Accumulation) copies the sums of the first micro-batch. Both spans have
+    /// memory. [`Accumulation::Summed`](crate::Accumulation) copies the sums of the first micro-batch. Both spans have
     /// the same type and length.
     Copy {
         /// The index of the bucket.
@@ -295,8 +295,8 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// The part of a step that one launch runs. `Measure` ends before the norms that scale the change are known, and
-/// `Apply` does the rest. `End` zeroes or averages the gradients after a custom optimizer.
+/// The part of a step that one launch runs. `Measure` ends before the norms that scale the update are known, and
+/// `Apply` does the rest of the step. `End` zeroes or averages the gradients after a custom optimizer.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -314,12 +314,12 @@ impl Part {
 }
 
 impl Access {
-    /// Returns how many bytes a launch moves over the memory bus for this access. A launch reads what it writes, except
-    /// parameters with an f32 master and copies.
+    /// Returns how many bytes a launch moves over the memory bus for this access. A launch also reads all bytes that it
+    /// writes, except copies and parameters with an f32 master.
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
-        // If a step has two launches, zeros are written by the second one. A mean is written by the first one, which
-        // reads the sum.
+        // If a step has two launches, the second one writes zeros. The first one writes means, because it reads the
+        // sums.
         let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
             Memory::Grads | Memory::HostGrads | Memory::Sums => {
@@ -339,8 +339,8 @@ impl Access {
 
 impl Op {
     /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. Both
-    /// use one stream and one communicator, and there is no op between them for which another stream could wait. The
-    /// checker proves that they touch different bytes, because NCCL does not order the collectives of a group.
+    /// use one stream and one communicator, and there is no op between them for which another stream could wait. NCCL
+    /// does not order the collectives of one launch, so the checker proves that the two touch different bytes.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)
@@ -410,8 +410,8 @@ impl Op {
                 let writes =
                     averages || matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
                 let grads = Memory::Grads.of_step(plan);
-                // Steps only read the tail's counts, even when they write means, because a rank that has joined reads
-                // the counts at the same time.
+                // Even a step that writes means only reads the tail's counts, because the trainer of a joined rank may
+                // read them at the same time.
                 touch(Span::summed_in(grads, bucket), writes);
                 touch(Span::tail(grads, bucket), false);
                 let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
@@ -447,15 +447,15 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// The most ops that one pass writes. Each bucket has waits, marks, work and broadcasts. Each segment has two zeros or
-/// a broadcast. Each further clip set has two collectives.
+/// Returns the largest number of ops that one pass writes. Each bucket has waits, marks, work and broadcasts. Each
+/// segment has two `Zero` ops or a broadcast. Each further clip set has two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();
     64 + of_sets + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
-/// Returns the runs of this rank's part of the bucket between frozen segments: one run if nothing is frozen.
+/// Splits this rank's part of the bucket into the runs between frozen segments. If nothing is frozen, there is one run.
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
     let (mut next, end) = (bucket.shard.start, bucket.shard.end);

@@ -19,18 +19,18 @@ pub struct ParamStep<'a> {
     pub name: &'a str,
     /// The parameter, to be updated.
     pub param: &'a mut [f32],
-    /// The SUM of the parameter's gradients over ranks, of the same length; [`mean_grad`](Self::mean_grad) has the
-    /// mean.
+    /// The SUM of the parameter's gradients over ranks, as long as the parameter. [`mean_grad`](Self::mean_grad)
+    /// returns the mean.
     pub grad_sum: &'a [f32],
-    /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
-    /// update.
+    /// The states, in the order of [`StepParam::state_names`]. Each is as long as the parameter, and consists of zeros
+    /// before the first update.
     pub states: &'a mut [&'a mut [f32]],
     /// The factor that turns the sum into the gradient for the step: 1 / (world size * loss scale) times the clip
     /// coefficient.
     pub multiplier: f32,
     /// The current learning rate. [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed it.
     pub lr: f64,
-    /// The number of this update among those of the parameter, counted from 1.
+    /// The number of this update among the parameter's updates, counted from 1.
     pub step: u64,
 }
 
@@ -105,8 +105,8 @@ pub struct EnqueuedStep<'a> {
 /// ```
 ///
 /// # Ordering
-/// The schedule orders only these accesses: an update reads the gradient, and writes the parameter and the states. It
-/// must touch no other memory of a stepper. It is not called for a skipped, unused or frozen parameter.
+/// The schedule orders only these accesses: an update reads the gradient, and writes the parameter and the states. An
+/// update must touch no other memory of a stepper. A skipped, unused or frozen parameter gets no update.
 ///
 /// # Source
 /// `step_param` of PyTorch's functional optimizers, which `_OptimizerHookState` calls.
@@ -114,7 +114,8 @@ pub trait StepParam: Send + Sync {
     /// Returns the name for errors and listings. Ranks compare it.
     fn name(&self) -> &str;
 
-    /// Returns the names of the states per element: three at most, and no name has a dot or `#`.
+    /// Returns the names of the states. A state has one value per element. There are at most three states, and no name
+    /// has a dot or `#`.
     fn state_names(&self) -> &'static [&'static str] {
         &[]
     }
@@ -130,8 +131,8 @@ pub trait StepParam: Send + Sync {
         0.0
     }
 
-    /// Returns whether this code can update parameters at `place`. A stepper with parameters at `place` is refused if
-    /// it cannot.
+    /// Returns whether this code can update parameters at `place`. If it cannot, a stepper with parameters at `place`
+    /// is refused.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
     }
@@ -139,10 +140,11 @@ pub trait StepParam: Send + Sync {
     /// Updates one parameter, on the thread of the optim stream. The result must have the same bits on every rank.
     ///
     /// # Errors
-    /// Any error or panic poisons the stepper. [`Error::Hook`] holds a message of your own.
+    /// Any error or panic poisons the stepper. [`Error::Hook`] is for a message of your own.
     fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
 
-    /// Enqueues the update of one parameter, on the thread that called the stepper. It must not wait for the GPU.
+    /// Enqueues the update of one parameter, on the thread that called the stepper. This function must not wait for the
+    /// GPU.
     ///
     /// # Errors
     /// Errors as for [`step_param`](Self::step_param).
@@ -155,8 +157,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// A [`StepParam`] as an [`Optimizer`]. It can step all parameters, one group while built-in optimizers step other
-/// groups, or single parameters.
+/// A [`StepParam`] as an [`Optimizer`]. Such an optimizer can step all parameters, single parameters, or one group
+/// while built-in optimizers step other groups.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,
@@ -214,7 +216,7 @@ impl Rule for Custom {
             "state_names" = names.join(", "), if names.iter().enumerate().any(is_odd)
                 => "not usable as names of states", "use different names without `.` and `#`, other than `step`";
         }
-        // Every byte of the union must be set, because it is copied to memory that a GPU reads.
+        // Every byte of the union must be set, because the union is copied to memory that a GPU reads.
         let mut hyper = InstepHyper { words: [0.0; 8] };
         hyper.custom = InstepCustomHyper { lr: self.lr };
         Ok(hyper)

@@ -3,7 +3,7 @@
 //! `table.rs` has the tables. The names after `=>` are fields of the kernel's struct of hyperparameters, so a name that
 //! this struct lacks does not compile.
 
-/// Declares an optimizer; Adagrad's table is the shortest example.
+/// Declares an optimizer. Adagrad's table is the shortest example.
 macro_rules! optimizer {
     (
         $(#[doc = $about:literal])*
@@ -80,7 +80,7 @@ macro_rules! optimizer {
                 $type::DESCRIPTOR.check(|name| self.get(name))?;
                 $(let relations: fn(&Self) -> $crate::error::Result<()> = $relations;
                 relations(self)?;)?
-                // Every byte of the union must be set, because it is copied to memory that a GPU reads.
+                // Every byte of the union must be set, because the union is copied to memory that a GPU reads.
                 let mut hyper = $crate::abi::InstepHyper { words: [0.0; 8] };
                 $(optimizer!(@hand_over $kind, self.$field, hyper.$member, $($part),+);)*
                 $($(hyper.$member.$constant = $constant_value;)*)?
@@ -126,7 +126,7 @@ use std::any::{TypeId, type_name};
 
 use super::{Descriptor, Optimizer};
 
-/// Returns the common part of a descriptor, to which a table adds.
+/// Returns the part of a descriptor that all optimizers share. A table adds the rest.
 pub(super) const fn plain<O: Optimizer + Default>(
     name: &'static str,
     source: &'static str,

@@ -1,7 +1,7 @@
 //! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, its source.
 //!
 //! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so each fact about
-//! an optimizer is written once. The macro `optimizer!` (`declare.rs`) fills a table; this module never computes an
+//! an optimizer is written once. The macro `optimizer!` (`declare.rs`) fills a table. This module never computes an
 //! update.
 
 use std::any::TypeId;
@@ -40,7 +40,7 @@ impl From<bool> for Value {
 }
 
 impl Value {
-    /// Returns its numbers: one, or two for a pair. A flag is 0 or 1.
+    /// Returns the value's numbers: one, or two for a pair. A flag is 0 or 1.
     ///
     /// This allocates nothing, because a schedule checks a learning rate in every pass.
     pub fn numbers(self) -> impl Iterator<Item = f64> {
@@ -52,7 +52,7 @@ impl Value {
         numbers.into_iter().take(count)
     }
 
-    /// Returns whether this value, zero or false, switches off the options that depend on it.
+    /// Returns whether this value is zero or false. Such a value switches off the options that depend on it.
     pub(super) fn is_off(self) -> bool {
         self.numbers().all(|number| number == 0.0)
     }
@@ -77,9 +77,9 @@ pub(crate) fn short(number: f64) -> String {
 /// The numbers that one part of a hyperparameter accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// Zero or more. Rounded to f32 it is finite, and it is zero only if the number is zero.
+    /// The value is at least 0 and finite as f32. As f32 it is zero only if it is zero as f64.
     NonNegative,
-    /// Zero or more, finite; used only in f64.
+    /// The value is at least 0 and finite. It is used only in f64.
     NonNegativeF64,
     /// Any number that is finite as f32.
     Finite,
@@ -89,7 +89,7 @@ pub enum Range {
     UpToOne,
     /// The value is above 0 and below 1, and not zero as f32.
     InsideOne,
-    /// Above 1; finite as f32.
+    /// The value is above 1, and finite as f32.
     AboveOne,
     /// True or false.
     Flag,
@@ -118,7 +118,7 @@ impl Range {
         Ok(())
     }
 
-    /// Returns what an error advises, as in "use at least 0".
+    /// Returns the valid numbers in words, for the advice in an error.
     fn words(self) -> &'static str {
         match self {
             Range::NonNegative => "a number of at least 0 that f32 can hold",
@@ -147,7 +147,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// One number of a hyperparameter; a pair has two.
+/// One number of a hyperparameter. A pair has two.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Its keyword in a [`Registry`](crate::overlap::Registry), such as `beta1`.
@@ -190,7 +190,7 @@ impl Field {
     }
 }
 
-/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is not 0 or
+/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is neither 0 nor
 /// false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
@@ -211,7 +211,7 @@ pub struct Descriptor {
     pub states: &'static [States],
     /// Publication of the algorithm.
     pub source: &'static str,
-    /// Number of its kernel, which Adam and AdamW share.
+    /// Number of its kernel. Adam and AdamW share one kernel.
     pub kernel: u32,
     /// Whether norms of the full parameter scale the update. A step then takes two launches.
     pub is_scaled: bool,

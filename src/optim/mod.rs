@@ -48,7 +48,7 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
         self.as_rule().state_names()
     }
 
-    /// Describes its hyperparameters and states; `None` for a [`Custom`] one.
+    /// Returns the description of its hyperparameters and states, or `None` for a [`Custom`] optimizer.
     fn descriptor(&self) -> Option<&'static Descriptor> {
         self.as_rule().descriptor()
     }
@@ -58,7 +58,7 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
         self.as_rule().get(name)
     }
 
-    /// Sets a hyperparameter by the name of its field. Its range is checked when the optimizer is used.
+    /// Sets a hyperparameter by the name of its field. The value's range is checked when the optimizer is used.
     ///
     /// # Errors
     /// `Unsupported` if there is no such field, or if it has another kind of value.
@@ -129,7 +129,7 @@ pub(crate) mod sealed {
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
-        /// Sets a field; returns whether there is such a field with this kind of value.
+        /// Sets a field. Returns whether there is such a field with this kind of value.
         fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
@@ -168,7 +168,7 @@ pub(crate) mod sealed {
             }
         }
 
-        /// Returns why the states must be f32, if they must.
+        /// Returns the reason why the states must be f32, if there is one.
         fn needs_f32_states(&self) -> Option<&'static str> {
             let (field, why) = self.descriptor().and_then(|descriptor| descriptor.needs_f32_states)?;
             self.get(field).filter(|value| !value.is_off()).map(|_| why)

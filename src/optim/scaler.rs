@@ -14,20 +14,21 @@ use crate::handle::Address;
 pub enum LossScale {
     /// A constant factor. The reciprocal of its product with the world size must be a normal f32.
     Constant(f64),
-    /// A factor that adapts to the gradients, as that of `torch.amp.GradScaler` does. In each pass, ask for the current
-    /// factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). This implies
-    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks make the same
+    /// A factor that adapts to the gradients, like the factor of `torch.amp.GradScaler`. In each pass, ask for the
+    /// current factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). A dynamic factor implies
+    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so Eager refuses it. All ranks make the same
     /// decision, because they have the same sums. A pass that is abandoned, or in which no rank had data, does not
     /// change the factor. A new factor is used only if the factor and 1 / (new factor * gradient divisor) are normal
     /// f32 values. The gradient divisor is the world size by default.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
-    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). Like `Dynamic`, it skips non-finite
-    /// passes and is refused in Eager.
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As with `Dynamic`, non-finite passes are
+    /// skipped, and Eager refuses this kind of factor.
     External(ExternalScaler),
 }
 
-/// The addresses of another program's loss scaler. Ranks compare its printed form, so it never prints the addresses.
+/// The addresses of another program's loss scaler. Ranks compare the printed form, so this type never prints the
+/// addresses.
 #[derive(Clone, Copy, PartialEq)]
 pub struct ExternalScaler {
     /// Addresses of one f32 each.
@@ -47,9 +48,10 @@ impl fmt::Debug for ExternalScaler {
 pub struct LossScaler {
     /// The first pass's scale, an f32. Default 65536.
     pub initial_scale: f64,
-    /// Factor above 1 for the scale after `growth_interval` passes in a row without a skip. Default 2.
+    /// Factor above 1 by which the scale is multiplied after `growth_interval` passes in a row without a skip. Default
+    /// 2.
     pub growth_factor: f64,
-    /// Factor between 0 and 1 for the scale after a skipped pass. Default 0.5.
+    /// Factor between 0 and 1 by which the scale is multiplied after a skipped pass. Default 0.5.
     pub backoff_factor: f64,
     /// Number of passes in a row without a skip after which the scale grows. Default 2000.
     pub growth_interval: u32,
@@ -108,7 +110,7 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// The constant scale; the kernels use it if there is no scaler.
+    /// The constant scale. The kernels use it if there is no scaler.
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
@@ -156,12 +158,12 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
     /// Clips by the exact norm of all gradients, except those of groups with a [group
-    /// clip](crate::StepperBuilder::group_clip). Refused in Eager.
+    /// clip](crate::StepperBuilder::group_clip). Eager refuses this clipping.
     Global(f64),
-    /// Clips by the norm of the previous pass. Every mode knows this norm, even Eager. Clipping is then not exact. If
-    /// gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses
-    /// the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and those of skipped or
-    /// abandoned passes, are ignored. The bits are the same in every mode. A run that resumes from saved state also
+    /// Clips by the norm of the previous pass. Every mode knows this norm, even Eager. Clipping by this norm is not
+    /// exact. If gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next
+    /// pass uses the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped
+    /// or abandoned passes, are ignored. The bits are the same in every mode. A run that resumes from saved state also
     /// loads the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
@@ -182,11 +184,12 @@ pub enum Clip {
     /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` does on the averaged gradients
     /// of the bucket's stepped parameters. **This is inexact, and the result depends on how the layout is divided into
     /// buckets.** Another [cap](crate::StepperBuilder::bucket_cap_bytes), or
-    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently, and the gradient's direction changes. The
-    /// same buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its own bucket, by
-    /// the rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip)
-    /// is 1, because each bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a
-    /// [dynamic loss scale](crate::LossScale::Dynamic) are refused with it.
+    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently. This clipping also changes the gradient's
+    /// direction. The same buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its
+    /// own bucket, by the rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and
+    /// [`Status::clip`](crate::Status::clip) is 1, because each bucket has its own values.
+    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a [dynamic loss scale](crate::LossScale::Dynamic)
+    /// are refused with this clipping.
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

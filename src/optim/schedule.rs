@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct LrSchedule {
     shape: Shape,
-    /// Steps of linear warm-up, and the factor of the first learning rate with which it starts.
+    /// The number of steps of the linear warm-up, and its start factor.
     warm_up: Option<(u64, f64)>,
 }
 
@@ -60,12 +60,11 @@ impl LrSchedule {
         Shape::Step { lr, step_size, gamma }.into()
     }
 
-    /// Returns a schedule that falls from `lr` to `lowest` along half a cosine in `period` steps, and rises again in the
-    /// next `period` steps.
+    /// Returns a schedule that falls from `lr` to `lowest` along half a cosine in `period` steps, and rises again in
+    /// the next `period` steps.
     ///
     /// # Source
-    /// `torch.optim.lr_scheduler.CosineAnnealingLR`, whose `T_max` is `period` (Loshchilov and Hutter, SGDR, ICLR
-    /// 2017).
+    /// `torch.optim.lr_scheduler.CosineAnnealingLR` with `period` as `T_max` (Loshchilov and Hutter, SGDR, ICLR 2017).
     pub fn cosine(lr: f64, period: u64, lowest: f64) -> LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
@@ -102,7 +101,7 @@ impl LrSchedule {
     /// Checks the schedule's own numbers. Optimizers check each learning rate when it is set.
     ///
     /// # Errors
-    /// `Config` for a number out of range, with which [`lr_at`](Self::lr_at) may panic.
+    /// `Config` for a number out of range. With such a number, [`lr_at`](Self::lr_at) may panic.
     pub fn validate(&self) -> Result<()> {
         match self.shape {
             Shape::Constant { lr } | Shape::Step { lr, .. } | Shape::Cosine { lr, .. } if !lr.is_finite() => {

@@ -1,14 +1,14 @@
-//! The optimizers: for each a table of its hyperparameters, defaults, ranges, states and source, in the order of the
-//! kernels' table.
+//! One table for each optimizer, with its hyperparameters, defaults, ranges, states and source. The order is that of
+//! the kernels' table.
 //!
-//! A relation is a check of several hyperparameters. No formula is here, and nothing calls libm.
+//! A relation is a check of several hyperparameters. This file has no formula, and never calls libm.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};
 use crate::abi::*;
 use crate::error::{Error, refuse};
 
-// Defaults are those of `torch.optim.SGD`; PyTorch's functional SGD has another `lr`, 1e-2. As in PyTorch, `nesterov`
+// Defaults are those of `torch.optim.SGD`. PyTorch's functional SGD has another `lr`, 1e-2. As in PyTorch, `nesterov`
 // without momentum is refused, because the formula would silently be plain SGD.
 optimizer! {
     /// Stochastic gradient descent, with optional momentum.
@@ -47,7 +47,7 @@ optimizer! {
 optimizer! {
     /// Adam: weight decay is an L2 penalty, added to the gradient.
     ///
-    /// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
+    /// States: `exp_avg`, `exp_avg_sq`, and `max_exp_avg_sq` if `amsgrad`.
     pub struct Adam: "Adam" {
         /// Learning rate.
         pub lr: f64 = 1e-3 => lr: NonNegative;
@@ -72,7 +72,7 @@ optimizer! {
 optimizer! {
     /// AdamW: the decoupled weight decay changes the parameter directly, not the gradient.
     ///
-    /// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
+    /// States: `exp_avg`, `exp_avg_sq`, and `max_exp_avg_sq` if `amsgrad`.
     pub struct AdamW: "AdamW" {
         /// Learning rate.
         pub lr: f64 = 1e-3 => lr: NonNegative;
@@ -130,8 +130,8 @@ optimizer! {
     /// States: `square_avg`, then `momentum_buffer` if `momentum` is not zero, then `grad_avg` if `centered`.
     ///
     /// As in PyTorch, eps is outside the root and the variance is not clamped. If gradients hardly vary, rounding can
-    /// make the variance negative and the parameter NaN. With bf16 or 8-bit states this would be common, so they are
-    /// refused with `centered`.
+    /// make the variance negative and the parameter NaN. With bf16 or 8-bit states this would be common, so such states
+    /// are refused with `centered`.
     pub struct RmsProp: "RMSprop" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
@@ -163,9 +163,10 @@ optimizer! {
     }
 }
 
-// Defaults are those of `torch.optim.Adadelta`. This file never changes `lr` by itself; with 1 it is the paper's method.
+// Defaults are those of `torch.optim.Adadelta`. With `lr` = 1 this is the paper's method.
 optimizer! {
-    /// Adadelta: multiplies the gradient by the ratio of the root mean square of past changes to that of past gradients.
+    /// Adadelta: multiplies the gradient by the ratio of the root mean square of past changes to that of past
+    /// gradients.
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {
@@ -189,7 +190,7 @@ optimizer! {
     }
 }
 
-// Defaults are those of `torch.optim.Adamax`; PyTorch's functional Adamax has another `lr`, 1e-3.
+// Defaults are those of `torch.optim.Adamax`. PyTorch's functional Adamax has another `lr`, 1e-3.
 optimizer! {
     /// Adamax: Adam with a decaying maximum of the gradient's magnitude instead of the root of the second moment.
     ///
@@ -247,8 +248,8 @@ optimizer! {
     }
 }
 
-// `torch.optim` has no Lion; defaults are the paper's. Every element changes by the full learning rate, so the default
-// learning rate is a tenth of AdamW's.
+// `torch.optim` has no Lion, so defaults are the paper's. Every element changes by the full learning rate, so the
+// default learning rate is a tenth of AdamW's.
 optimizer! {
     /// Lion: every element changes by the learning rate, with the sign of a momentum. Its states take half as much
     /// memory as those of Adam.
@@ -270,8 +271,8 @@ optimizer! {
     relations: |this| decay_fits(this.lr, this.weight_decay);
 }
 
-// Defaults are those of `torch.optim.NAdam`. The kernel computes the momenta, because the result of libm's `pow` depends
-// on the machine and on the caller's rounding mode.
+// Defaults are those of `torch.optim.NAdam`. The kernel computes the momenta, because the result of libm's `pow`
+// depends on the machine and on the caller's rounding mode.
 optimizer! {
     /// NAdam: Adam with Nesterov momentum, and a momentum that grows over the first steps.
     ///
@@ -298,7 +299,8 @@ optimizer! {
     kernel: INSTEP_OPTIMIZER_nadam, nadam;
     states: ["exp_avg", "exp_avg_sq"];
     relations: |this| {
-        // The product of momenta is at most betas.0, so no factor of the gradient or of its average is larger.
+        // The product of momenta is at most betas.0. The factors of the gradient and of its average are therefore at
+        // most `lr / (1 - betas.0)`.
         first_step_fits(this.lr, this.betas.0)?;
         if this.decoupled_weight_decay { decay_fits(this.lr, this.weight_decay) } else { Ok(()) }
     };
@@ -336,7 +338,7 @@ optimizer! {
     };
 }
 
-// `torch.optim` has no LAMB; defaults are the paper's with the moments of Adam.
+// `torch.optim` has no LAMB, so defaults are the paper's, with the moments of Adam.
 optimizer! {
     /// LAMB: AdamW's update, scaled by the ratio of the parameter's norm to the update's norm.
     ///
@@ -365,8 +367,8 @@ optimizer! {
     facts { is_scaled: true }
 }
 
-// `torch.optim` has no AdEMAMix; defaults are the paper's. The kernel multiplies the slow average by `lr * alpha`, which
-// must be finite as f32.
+// `torch.optim` has no AdEMAMix, so defaults are the paper's. The kernel multiplies the slow average by `lr * alpha`,
+// which must be finite as f32.
 optimizer! {
     /// AdEMAMix: AdamW with a second, much slower average of the gradients.
     ///

@@ -1,8 +1,8 @@
-//! One bucket's gradients; a communication hook sees them before or after the sum.
+//! One bucket's gradients. A communication hook sees them before or after they are summed over ranks.
 //!
 //! A hook sees a flat run of f32 without the tail counts, and the range of each parameter. After a sum has failed, all
-//! later sums of that hook fail, because ranks are then at different calls. For a hook after the sum, the host gives a
-//! slice. A GPU gives an address and a stream, on which the hook enqueues work.
+//! later sums of that hook fail, because ranks are then at different calls. On the host, a hook after the sum gets a
+//! slice. On a GPU it gets an address and a stream, and enqueues its work on the stream.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub struct GradBucket<'a> {
     pub(super) plan: &'a Plan,
     pub(super) bucket: &'a Bucket,
     pub(super) values: &'a mut [f32],
-    /// The first sum that failed; no step may take these gradients.
+    /// The error of the first sum that failed. No step may then take these gradients.
     pub(super) failed: Option<Error>,
 }
 
@@ -110,15 +110,16 @@ impl GradBucket<'_> {
     /// but every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]; every later call then fails too.
+    /// Errors as for [`Collective::enqueue`]. Every later call then fails too.
     pub fn all_reduce(&mut self) -> Result<()> {
         self.all_reduce_range(0..self.values.len())
     }
 
-    /// Replaces a range of the gradients by their sums over ranks, as [`all_reduce`](Self::all_reduce) does for all.
+    /// Replaces a range of the gradients by their sums over ranks, as [`all_reduce`](Self::all_reduce) does for all
+    /// gradients.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]; every later call then fails too. `Hook` if the bucket has fewer elements.
+    /// Errors as for [`Collective::enqueue`]. Every later call then fails too. `Hook` if the bucket has fewer elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -130,7 +131,7 @@ impl GradBucket<'_> {
     /// Replaces the hook's own buffer by its sum over ranks. The buffer has the same length on every rank.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]; every later call then fails too.
+    /// Errors as for [`Collective::enqueue`]. Every later call then fails too.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, self.key, self.deadline, buffer, &mut self.failed)
     }
@@ -203,14 +204,14 @@ macro_rules! place {
                 self.place.rank
             }
 
-            /// Returns the number of ranks whose gradients were added up.
+            /// Returns the number of ranks that added up their gradients.
             pub fn world_size(&self) -> u32 {
                 self.place.world_size
             }
 
             /// Returns three values for each parameter with elements here: its number in the order of
-            /// [`Layout::ids`](crate::Layout::ids), the first of its elements that is here, and the range of these
-            /// elements in
+            /// [`Layout::ids`](crate::Layout::ids), the index of its first element here, and the range of its elements
+            /// in
             #[doc = $elements]
             pub fn gradients(&self) -> impl Iterator<Item = (usize, u64, Range<usize>)> + '_ {
                 self.place.gradients()
@@ -226,7 +227,7 @@ macro_rules! place {
     };
 }
 
-/// The sum over ranks of one bucket's gradients, as far as this rank steps them.
+/// One bucket's gradients, summed over ranks. Only the elements that this rank steps are here.
 pub struct BucketSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) values: &'a mut [f32],
@@ -251,11 +252,12 @@ impl BucketSum<'_> {
     }
 }
 
-/// The same sum on a GPU. The values are complete when the stream reaches the hook's work.
+/// One bucket's summed gradients on a GPU, as in a [`BucketSum`]. The values are complete when the stream reaches the
+/// hook's work.
 ///
 /// # Ordering
 /// Work that the hook enqueues on [`stream`](Self::stream) runs after the sum, and before norms, decisions and steps.
-/// The stepper's padding between parameters is zeros; the hook must not change it.
+/// The stepper's padding between parameters is zeros, and the hook must not change it.
 pub struct EnqueuedSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) at: DevicePtr,
@@ -280,7 +282,7 @@ impl EnqueuedSum<'_> {
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)
     }
 
-    /// Returns the number of elements; 0 if this rank steps nothing of the bucket.
+    /// Returns the number of elements. It is 0 if this rank steps nothing of the bucket.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

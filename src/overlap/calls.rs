@@ -1,7 +1,7 @@
 //! Replaces some collectives of a communicator by the user's own, for example its reduce-scatter or its all-gather.
 //!
-//! The replacement also holds for the further communicators that a stepper makes, so its functions are called on every
-//! stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! The further communicators that a stepper makes have the same replacements. The functions are therefore called on
+//! every stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
 /// A communicator that makes some kinds of calls with the user's functions, and all others with `comm`.
 ///
-/// The user's function gets the call, and the inner communicator of the call's group. It fills [`Call::target`] from
-/// [`Call::source`], or on a GPU enqueues work on [`Call::stream`]. Every rank of a group must end with the same bits.
-/// Steppers may use every kind of call that has a function, even if `comm` does not [know](Collective::knows) that
-/// kind.
+/// The user's function gets the call, and the inner communicator of the call's group. On the host it fills
+/// [`Call::target`] from [`Call::source`]. On a GPU it enqueues work on [`Call::stream`]. Every rank of a group must
+/// end with the same bits. Steppers may use every kind of call that has a function, even if `comm` does not
+/// [know](Collective::knows) that kind.
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -73,7 +73,7 @@ impl CustomCalls {
         CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
     }
 
-    /// Makes calls of this kind by this function.
+    /// Makes calls of this kind with this function.
     pub fn with<W>(mut self, kind: CollectiveKind, way: W) -> CustomCalls
     where
         W: Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync + 'static,

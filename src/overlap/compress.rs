@@ -1,8 +1,8 @@
-//! Sends gradients as bf16 or f16: casts them, sums by the communicator inside, and casts back.
+//! Sends gradients as bf16 or f16: casts them, sums them with the inner communicator, and casts them back.
 //!
 //! Every element is cast separately, so bucket cap, mode and instruction set change no bit. All ranks receive the same
 //! bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
-//! Casts use the kernels' C entries, because a thread may have inherited flush-to-zero.
+//! Casts call the kernels, which set the floating-point environment. A thread may have inherited flush-to-zero.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -18,10 +18,10 @@ use crate::op::{Agreed, CollectiveKind};
 /// Bytes of a cache line. Buffers of collectives are aligned to it.
 const LINE_BYTES: usize = 64;
 
-/// The smallest positive f16. A count of 1, scaled, must not be smaller.
+/// The smallest positive f16. A count of 1 times the pre-scale must not be smaller.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
-/// The largest sum of ones over all ranks, scaled, that is finite in f16.
+/// The largest power of two that is finite in f16. The number of ranks times the pre-scale must not be larger.
 const LARGEST_COUNT: f32 = 32_768.0;
 
 /// A communicator that sends gradients as bf16 or f16, which halves the bytes that `C` sends. Parameters are still
@@ -34,7 +34,7 @@ const LARGEST_COUNT: f32 = 32_768.0;
 /// subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The mean's error is an n-th of that. If a
 /// communicator rounds at every hop, as a ring does, the relative error is up to n u.
 ///
-/// A gradient of 65520/s or more becomes infinite as f16, and so does its sum.
+/// A gradient of 65520/s or more becomes infinite as f16, and then its sum is infinite too.
 /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.
 ///
 /// ```
@@ -72,14 +72,14 @@ impl<C: Collective> Compressed<C> {
     /// Sends gradients as bf16, which has the range of f32 and 8 bits of precision.
     ///
     /// # Errors
-    /// `Unsupported` if `comm` cannot sum bf16, such as another `Compressed` or a [`Hooked`](super::Hooked). `Config`,
+    /// `Unsupported` if `comm` cannot sum bf16. Another `Compressed` and a [`Hooked`](super::Hooked) cannot. `Config`,
     /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
     pub fn bf16(comm: C) -> Result<Compressed<C>> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
 
     /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Gradients are first multiplied by the
-    /// largest power of two that is not above 1/world_size. A sum of finite values is then finite; see
+    /// largest power of two that is not above 1/world_size. A sum of finite values is then finite. See
     /// [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
@@ -91,8 +91,8 @@ impl<C: Collective> Compressed<C> {
     }
 
     /// Sets the factor by which f16 gradients are multiplied before the cast. The sum is divided by the same factor.
-    /// The factor is a loss scale for only the transfer. A small factor avoids overflow, and a large factor keeps small
-    /// gradients from becoming zero.
+    /// The factor is like a loss scale that applies only to the transfer. A small factor avoids overflow, and a large
+    /// factor keeps small gradients from becoming zero.
     ///
     /// # Errors
     /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts
@@ -130,7 +130,7 @@ impl<C: Collective> Compressed<C> {
     }
 }
 
-/// Returns room for this many elements, starting at a cache line. Allocates it if necessary.
+/// Returns a slice of this many elements that starts at a cache line. Allocates memory if necessary.
 fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
     let elements = elements as usize;
     let padded = elements + LINE_BYTES / size_of::<u16>();

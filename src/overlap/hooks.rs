@@ -22,8 +22,8 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 /// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters diverge.
 /// `Hooked` works only on the host so far.
 ///
-/// One wrapper has one hook, and the communicator inside makes the hook's sums: `Hooked` around
-/// [`Compressed`](super::Compressed) sends 16 bits per gradient. For a second hook, use a second wrapper; the outer
+/// One wrapper has one hook. The inner communicator makes the hook's sums, so `Hooked` around
+/// [`Compressed`](super::Compressed) sends 16 bits per gradient. For a second hook, use a second wrapper. The outer
 /// wrapper's hook is called first. The inner hook accepts only complete buckets, so the outer hook must sum with
 /// [`all_reduce`](GradBucket::all_reduce) and with no other call.
 ///
@@ -55,10 +55,10 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
-/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts, as
-/// [`Solo`](crate::Solo) does not. Ranks would otherwise skip different parameters. If the hook returns an error or
-/// panics, the stepper is poisoned and the other ranks end with an error. The hook can return its message as
-/// [`Error::Hook`]. A sum that has failed poisons the stepper even if the hook returns `Ok`.
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator, such as [`Solo`](crate::Solo),
+/// does not sum the counts. Ranks would otherwise skip different parameters. If the hook returns an error or panics,
+/// the stepper is poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A
+/// sum that has failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -82,7 +82,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C
     }
 }
 
-/// Sums counts over ranks, with a 1 that shows whether they were summed.
+/// Sums counts over ranks. The sum of an additional 1 shows whether the communicator has summed anything.
 fn sum_counts(
     comm: &dyn Collective,
     key: CallKey,
@@ -150,13 +150,13 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             return Err(Error::unsupported(thing, "a hook takes only f32", remedy));
         }
         let Some(index) = call.bucket else {
-            // These are counts, which an outer hook does not see.
+            // A call without a bucket has the counts of an outer hook, and no hook sees counts.
             return self.comm.enqueue(call);
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { hook, plan, counted } = &mut *state;
         let elements = call.bytes / call.dtype.bytes();
-        // The length is that of the bucket, or of the part that an outer hook sees.
+        // The length is that of the bucket, or that of the part that an outer hook sees.
         let is_whole = |bucket: &Bucket| [bucket.len, bucket.tail.start - bucket.start].contains(&elements);
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
         let Some((plan, bucket)) = found.filter(|(_, bucket)| is_whole(bucket)) else {

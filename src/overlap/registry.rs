@@ -105,7 +105,7 @@ impl Registry {
     /// Adds an optimizer of this crate, under a name and with defaults of your own.
     ///
     /// # Errors
-    /// `Config` if the name or the type has an entry.
+    /// `Config` if the name or the type already has an entry.
     pub fn register<O: Optimizer>(
         &mut self,
         name: impl Into<String>,
@@ -150,7 +150,7 @@ impl Registry {
     /// Returns the entry with exactly this name.
     ///
     /// # Errors
-    /// `Unsupported` if there is none; the error lists the most similar names.
+    /// `Unsupported` if there is no such entry. The error lists the most similar names.
     pub fn resolve(&self, name: &str) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.name == name);
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
@@ -159,7 +159,7 @@ impl Registry {
     /// Returns the entry with this name. If there is none, returns the entry named `fallback`.
     ///
     /// # Errors
-    /// `Unsupported` if there is neither.
+    /// `Unsupported` if neither entry exists.
     pub fn resolve_or(&self, name: &str, fallback: &str) -> Result<Resolved<'_>> {
         self.resolve(name).or_else(|_| self.resolve(fallback))
     }
@@ -167,7 +167,7 @@ impl Registry {
     /// Returns the entry of a type: an [`Optimizer`], or a [`StepParam`].
     ///
     /// # Errors
-    /// `Unsupported` if there is none; the error lists the most similar names.
+    /// `Unsupported` if there is no such entry. The error lists the most similar names.
     pub fn resolve_type<O: 'static>(&self) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.of == TypeId::of::<O>());
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(type_name::<O>()))

@@ -27,11 +27,11 @@ enum Hook {
 /// A communicator that calls a hook with each bucket's sum over ranks. The sum covers the full bucket, or this rank's
 /// shard if there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size),
 /// the hook runs after the all-reduce among replicas. With [`Accumulation::Summed`](crate::Accumulation) and
-/// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, it runs for each micro-batch,
-/// before the micro-batch's sum is added to the others. Norms, clipping and the step take the values that the hook
-/// leaves, divided by the number of ranks. Gradients are f32.
+/// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, the hook runs for each
+/// micro-batch, before the micro-batch's sum is added to the others. Norms, clipping and the step take the values that
+/// the hook leaves, divided by the number of ranks. Gradients are f32.
 ///
-/// The hook of [`Hooked`](super::Hooked) replaces the sum; this hook runs after the sum.
+/// The hook of [`Hooked`](super::Hooked) replaces the sum. This hook runs after the sum.
 ///
 /// ```
 /// use instep::overlap::{BucketSum, SumHooked};
@@ -58,8 +58,8 @@ enum Hook {
 ///
 /// # Ordering
 /// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. The hook is not called
-/// for a bucket if all its parameters are frozen. With `Strategy::Replicated` there is an exception: the bucket that
-/// carries the count of ranks.
+/// for a bucket if all its parameters are frozen. There is an exception with `Strategy::Replicated`: the hook is always
+/// called for the bucket that carries the count of ranks.
 ///
 /// # Errors
 /// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error.
@@ -95,9 +95,9 @@ impl SumHooked {
         SumHooked::of(Arc::new(comm), Hook::OnHost(Box::new(hook)))
     }
 
-    /// Builds such a communicator for gradients on a GPU. The hook runs on the trainer's thread, and enqueues its work
-    /// on the stream of the sum. Wrap the communicators of all ranks, because NCCL starts a bucket's calls together only
-    /// without a wrapper.
+    /// Builds a communicator that calls `hook` after each sum on a GPU. The hook runs on the trainer's thread, and
+    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. NCCL starts
+    /// a bucket's calls together only without a wrapper.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};
@@ -162,12 +162,12 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// Returns true for the memory that the hook takes, if the communicator inside reaches it.
+    /// Returns true for the kind of memory that the hook takes, if the inner communicator reaches it.
     fn reaches(&self, place: Place) -> bool {
         self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }
 
-    /// Returns true for f32, if the communicator inside sums it.
+    /// Returns true for f32, if the inner communicator sums it.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32 && self.comm.sums(dtype)
     }

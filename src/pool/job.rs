@@ -1,7 +1,8 @@
 //! A job of the pool, and the range of its chunks that are not taken yet.
 //!
 //! The launcher takes chunks from the front and helpers take them from the back, so each side walks through adjacent
-//! memory. Both ends of the range are in one word: one compare-and-swap takes a chunk, so only one thread gets it.
+//! memory. Both ends of the range are in one word. One compare-and-swap takes a chunk, so only one thread gets the
+//! chunk.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,11 +39,11 @@ pub(crate) struct Job {
     pub(super) rest: Rest,
     /// Number of helpers inside the job, which changes only under the pool's lock.
     pub(super) helpers: AtomicUsize,
-    /// Nanoseconds that the last launch on one thread took. Each later split launch reduces it by a 64th.
+    /// Nanoseconds that the last launch on one thread took. Each later split launch reduces this time by a 64th.
     pub(super) alone_ns: AtomicU64,
 }
 
-/// A range of chunks: its start in the lower half of a word, and its end in the upper.
+/// A range of chunks: its start in the lower half of a word, and its end in the upper half.
 pub(super) struct Rest(AtomicU64);
 
 impl Rest {

@@ -30,8 +30,8 @@ const SPLIT_BYTES: u64 = 448 << 10;
 /// a helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
-/// A launch whose last run on one thread took longer than this wakes helpers in its next runs. Each of these runs
-/// shrinks the remembered time by a 64th, so one run that the system interrupted is forgotten.
+/// If the last run of a launch on one thread took longer than this, its next runs wake helpers. Each of these runs
+/// shrinks the remembered time by a 64th, so the time of an interrupted run is forgotten.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
@@ -53,7 +53,7 @@ struct Shared {
     helpers: usize,
     spin: Duration,
     state: Mutex<State>,
-    /// Number of jobs queued so far; the end of the pool counts as one.
+    /// Number of jobs queued so far. The end of the pool counts as a job.
     queued: AtomicUsize,
     /// Number of helpers that watch `queued`.
     awake: AtomicUsize,
@@ -91,7 +91,7 @@ impl Pool {
         Pool::of(1, SPIN)
     }
 
-    /// Builds a pool as [`new`](Self::new) does; its threads stay awake for `spin` after a launch. With
+    /// Builds a pool as [`new`](Self::new) does. Its threads stay awake for `spin` after a launch. With
     /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split over threads.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    /// Builds a pool of `threads` threads, a number that was checked before.
+    /// Builds a pool of `threads` threads. The caller has checked this number.
     pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
@@ -124,8 +124,8 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
     }
 
-    /// Builds a pool that runs its launches on at most `threads` threads of a team. The pool owns no threads. A launch of
-    /// less than 1 MiB does not use the team.
+    /// Builds a pool that runs its launches on at most `threads` threads of a team. The pool owns no threads. A launch
+    /// of less than 1 MiB does not use the team.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -134,7 +134,8 @@ impl Pool {
     }
 
     /// Builds a pool of `INSTEP_THREADS` threads, by default one per core but at most
-    /// [`MAX_THREADS`](Self::MAX_THREADS). They stay awake for `INSTEP_SPIN_US` microseconds, by default 200.
+    /// [`MAX_THREADS`](Self::MAX_THREADS). After a launch they stay awake for `INSTEP_SPIN_US` microseconds, by default
+    /// 200.
     ///
     /// # Errors
     /// `Config` if a variable is not a whole number, or the number of threads is not 1 to
@@ -199,12 +200,12 @@ impl Pool {
                 state.started = true;
                 self.start();
             }
-            // This lock publishes the job's inputs to the helpers. The lock below publishes their results to this
-            // thread.
+            // This lock publishes the job's inputs to the helpers. The lock below publishes the helpers' results to
+            // this thread.
             state.queue.push_back(Arc::clone(job));
             shared.queued.fetch_add(1, Ordering::Release);
         }
-        // Each woken helper takes the lock for a moment, so no more are woken than can find a chunk.
+        // Each woken helper takes the lock for a moment, so this wakes no more helpers than can find a chunk.
         let asleep = shared.helpers - shared.awake.load(Ordering::Relaxed).min(shared.helpers);
         (0..wanted.min(asleep)).for_each(|_| shared.work.notify_one());
         job.work_from(Side::Front);
@@ -226,7 +227,7 @@ impl Pool {
             let shared = Arc::clone(&self.shared);
             let thread = Builder::new().name(format!("instep-pool-{helper}"));
             if thread.spawn(move || shared.help()).is_err() {
-                // Fewer helpers cost speed, not correctness: the launching thread does the work.
+                // With fewer helpers a launch is slower but still correct, because the launching thread does the work.
                 return;
             }
         }
@@ -281,8 +282,8 @@ impl Shared {
     }
 }
 
-/// Counts a helper out of its job when it is dropped, even if the helper's chunk panics. The launcher would otherwise
-/// wait forever.
+/// Removes a helper from its job's count when this value is dropped, even if the helper's chunk panics. The launcher
+/// would otherwise wait forever.
 struct Leave<'a> {
     shared: &'a Shared,
     job: &'a Job,

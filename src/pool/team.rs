@@ -1,15 +1,15 @@
 //! Threads of a framework that launches may use.
 //!
 //! A framework's threads spin for a while after the framework's work, on the cores that the pool's threads would need.
-//! A team only calls functions; its threads take chunks in the same way as the pool's own threads.
+//! A team only calls functions. Its threads take chunks in the same way as the pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::job::{Job, Side};
 
-/// A launch that moves fewer bytes runs only on the launching thread. A team's threads may be asleep, and a team waits
-/// for all of them. PyTorch splits its own loops at about the same size.
+/// A launch that moves fewer bytes than this runs only on the launching thread. A team's threads may be asleep, and a
+/// team waits for all of them. PyTorch splits its own loops at about the same size.
 const SPLIT_BYTES: u64 = 1 << 20;
 
 /// Threads that run a function together, such as those of an OpenMP runtime.
@@ -21,7 +21,7 @@ pub trait Team: Send + Sync {
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 }
 
-/// Runs all chunks of a job that has been refilled.
+/// Runs all chunks of a job. The caller has refilled the job's range of chunks.
 pub(super) fn run(team: &dyn Team, threads: usize, job: &Arc<Job>) {
     let chunks = job.work.chunk_count();
     if chunks >= 2 && job.work.bytes() >= SPLIT_BYTES {

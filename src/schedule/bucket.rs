@@ -1,7 +1,8 @@
-//! Writes the ops of a bucket whose gradients are complete on this rank: reduce, norm and step, as the mode requires.
+//! Writes the ops of a bucket once its gradients are complete on this rank: reduce, norm and step, as the mode
+//! requires.
 //!
-//! Only this file writes work for the reduce and optim streams. The last access to a bucket gets a mark, because the
-//! next access waits only for this mark.
+//! Other files of this module write the ops of shards, micro-batches, offload and unused parameters. The last access to
+//! a bucket gets a mark, because the next access waits only for this mark.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use crate::layout::{Gradients, Master, Segment};
 use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
-    /// Reduces a bucket whose gradients are complete on this rank, and writes the norm and the step if the mode allows
-    /// them now. `awaits` says that the caller's sum may be incomplete.
+    /// Reduces a bucket once its gradients are complete on this rank. Writes the norm and the step if the mode allows
+    /// them now. If `awaits` is true, the caller's sum may be incomplete.
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             if awaits {
@@ -31,8 +32,8 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.is_local {
-            // A local bucket is not summed over ranks. If steps come after the last reduce, so does all work of this
-            // bucket.
+            // A local bucket is not summed over ranks. If steps come after the last reduce, all work of this bucket
+            // comes after it too.
             if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
                 let collected = self.collect_local(bucket);
                 self.emitter.after(Stream::Optim, &[collected]);
@@ -50,9 +51,9 @@ impl Schedule {
         self.reshard(bucket);
         if !self.is_stepped(bucket) {
             if described.len > 0 {
-                // A frozen bucket that carries the count of ranks. It has no later op in this pass, so the trainer and
-                // the next reduce wait for this reduce. Its last step may still run, and the trainer waits for that
-                // step separately.
+                // This is a frozen bucket that carries the count of ranks. It has no later op in this pass, so the
+                // trainer and the next reduce wait for this reduce. Its last step may still run, and the trainer waits
+                // for that step separately.
                 self.accesses[bucket as usize].summed = self.reduced;
                 self.accesses[bucket as usize].consumed = self.reduced;
             }
@@ -74,9 +75,9 @@ impl Schedule {
         }
     }
 
-    /// Makes the first stream that reads a bucket wait for the caller's sum. The stream waits for the caller's event,
-    /// or for the trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless
-    /// that stream also steps.
+    /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
+    /// the caller's event or call. Otherwise the sum is complete after the trainer's work so far, and the stream waits
+    /// for this work. Returns the mark for which the step must wait, unless the same stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -89,17 +90,18 @@ impl Schedule {
     fn await_sum(&mut self, bucket: u32) -> Stream {
         let stream = self.stream_of_gradients();
         self.emitter.emit(stream, Action::AwaitSum { bucket });
-        // Later ops come after the trainer's accesses without a Record of the trainer's stream.
+        // Later ops come after the trainer's accesses without a Record of its stream, so the next `touch_all` must not
+        // return early.
         self.all_touched = NEVER;
         stream
     }
 
-    /// The first stream that reads the gradients of a bucket that is not summed.
+    /// Returns the first stream that reads a bucket's gradients if no op sums them.
     pub(super) fn stream_of_gradients(&self) -> Stream {
         if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
     }
 
-    /// Collects gradients without a sum, for a local bucket. Returns the mark for which the step must wait.
+    /// Collects a bucket's gradients without a sum. Returns the mark for which the step must wait.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
         self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
@@ -122,13 +124,13 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.len > 0 {
-            // If the trainer is a stream, work that it was given after the announcement may be the access itself.
+            // If the trainer is a stream, the announced access may be in work that was enqueued after the announcement.
             let touched = self.policy.trainer_is_a_stream
                 || !self.emitter.is_after(stream, self.accesses[bucket as usize].touched);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
             let access = &self.accesses[bucket as usize];
             let (begun, last) = if plan.is_offloaded() {
-                // Begin and steps read and write the host's memory.
+                // Begin and steps use the host's memory, so no wait for them is needed.
                 (None, access.downloaded)
             } else {
                 (self.begun.filter(|_| self.tails && self.is_last_micro_batch()), access.consumed)
@@ -151,7 +153,7 @@ impl Schedule {
         }
     }
 
-    /// Returns whether a pass steps the bucket: it has elements, and not all of them are frozen.
+    /// Returns whether the pass steps the bucket. The bucket must have elements, and not all of them may be frozen.
     pub(super) fn is_stepped(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         // A rank without data does not step its local parameters.
@@ -159,7 +161,7 @@ impl Schedule {
         described.len > 0 && !self.readiness.is_bucket_frozen(bucket) && !rests
     }
 
-    /// Steps a bucket, or neighbours that share a launch. One mark stands for all of them.
+    /// Steps a bucket, or neighbouring buckets that share a launch. One mark stands for all these steps.
     pub(super) fn step(&mut self, buckets: Range<u32>) {
         let (bucket, count) = (buckets.start, buckets.end - buckets.start);
         if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
@@ -217,7 +219,7 @@ impl Schedule {
         }
     }
 
-    /// Writes all ops after the last reduce: norms if they are not done yet, the decision, the steps.
+    /// Writes all ops after the last reduce: norms if they are not done yet, the decision, and the steps.
     pub(super) fn step_all(&mut self) {
         let plan = Arc::clone(&self.plan);
         let buckets = 0..plan.buckets().len() as u32;
@@ -256,7 +258,7 @@ impl Schedule {
         if self.policy.decision != Decision::WholePassAndLossScale {
             return self.emitter.emit(Stream::Optim, action);
         }
-        // A stream that has asked for the scale's address may read the scale until the end of its pass.
+        // A trainer that is a stream may read the scale until the end of the pass, once it has asked for the address.
         let asked = self.is_loss_scale_touched();
         let touched = asked
             && (self.policy.trainer_is_a_stream
@@ -267,11 +269,11 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Broadcasts rank 0's parameters: in one call if they are one run of one type, and otherwise one by one.
+    /// Broadcasts rank 0's parameters: in one call if they are one run of one type, and otherwise in several calls.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
-        // Every rank has written its own shards, and ranks compare what they wrote.
+        // Sharded masters need no broadcast. Every rank has written its own shards, and ranks compare what they wrote.
         if !plan.rewrites_params()
             && plan.storages().iter().any(|storage| storage.precision.master != Master::None)
         {
@@ -325,9 +327,9 @@ impl Schedule {
 
     /// Broadcasts rank 0's values of a span, and returns true.
     fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> bool {
-        // This uses the groups of the sums that follow. If ranks broadcast different parameters, two ranks then meet in
-        // a group with different calls, which is an error. A broadcast to all ranks would instead wait for ranks that
-        // wait in their groups.
+        // The broadcast uses the groups of the sums that follow. If ranks broadcast different parameters, two ranks
+        // then meet in a group with different calls, which is an error. A broadcast to all ranks would instead hang,
+        // because it waits for ranks that wait in their groups.
         let of_groups = [Group::Shards, Group::Replicas];
         let groups = if self.plan.replicas() == 1 { &[Group::World][..] } else { &of_groups };
         for group in groups {
@@ -336,10 +338,10 @@ impl Schedule {
         true
     }
 
-    /// Makes a collective between passes, on words that the trainer has written to these gradients. The trainer's next
-    /// access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control) before this call and again after it. The next Begin then waits for its
-    /// accesses.
+    /// Makes a collective between passes, on values that the trainer has written to the gradients' memory. The
+    /// trainer's next access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
+    /// [`touch_control`](Self::touch_control) before this call and again after it. The next Begin then waits for the
+    /// trainer's accesses.
     pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);
         let written = self.emitter.record(Stream::Compute);
@@ -350,8 +352,8 @@ impl Schedule {
     }
 
     /// Appends a collective without a mark. Consecutive collectives without a mark between them are one launch
-    /// ([`Op::joins`](crate::op::Op::joins)). Only a condition that is equal on all ranks may therefore decide whether
-    /// there is a mark.
+    /// ([`Op::joins`](crate::op::Op::joins)). Whether there is a mark must therefore depend only on conditions that are
+    /// equal on all ranks.
     pub(super) fn collective(
         &mut self,
         stream: Stream,

@@ -1,8 +1,8 @@
 //! Writes the op list without redundant waits.
 //!
-//! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede the next op of stream s.
-//! Schedule code passes the marks after which an op must run. The emitter writes a Wait only for a mark that no clock
-//! and no other mark implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
+//! Each stream has a vector clock: `clocks[s][t]` is the last tick of stream t that is known to precede the next op of
+//! stream s. Schedule code passes the marks after which an op must run. The emitter writes a Wait only for a mark that
+//! no clock and no other mark implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
@@ -45,7 +45,7 @@ impl Emitter {
         self.ops.push(Op { stream, action });
     }
 
-    /// Returns a mark of the stream's current end: its last mark, if no op follows that mark.
+    /// Returns a mark of the stream's current end. Reuses the stream's last mark if no op follows it.
     pub(super) fn end(&mut self, stream: Stream) -> Mark {
         self.ends[stream.index()].unwrap_or_else(|| self.record(stream))
     }
@@ -70,7 +70,7 @@ impl Emitter {
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
-            // If two marks imply each other (the same mark twice), the first one stays.
+            // If two marks imply each other (the same mark twice), only the second one counts as implied.
             let implied = marks.iter().enumerate().any(|(j, by)| {
                 by.is_some_and(|by| j != k && by.implies(mark) && !(mark.implies(&by) && k < j))
             });

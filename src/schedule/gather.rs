@@ -1,10 +1,10 @@
-//! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, sums of the numbers
-//! for decisions, and the all-gathers that the trainer asks for.
+//! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, and sums of the
+//! numbers for decisions. This file also has the all-gathers that the trainer asks for.
 //!
 //! Without shards, this file writes only the all-reduce of a bucket. The trainer unshards a bucket before it uses the
-//! bucket, and reshards it afterwards. Both run on the gather stream, in the order of the calls, so no more buckets are
-//! full than the trainer has asked for. On the host, addresses stay the same, and the pages of other ranks' shards are
-//! freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+//! bucket, and reshards it afterwards. Both run on the gather stream in the order of the calls, so only the buckets
+//! that the trainer has asked for are full. On the host, addresses stay the same, and the pages of other ranks' shards
+//! are freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl Schedule {
         let tail = Span::tail(Memory::Grads, described);
         // A frozen bucket is reduced only for its counts.
         let steps = self.is_stepped(bucket) || tail.bytes() == 0;
-        // The counts then directly follow the reduce-scatter, so both are one launch.
+        // If true, the counts directly follow the reduce-scatter, so both are one launch.
         let is_joined = steps && plan.replicas() == 1;
         if steps {
             let kind = CollectiveKind::ReduceScatter;
@@ -53,7 +53,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// Adds up the counts of ranks of a bucket.
+    /// All-reduces a bucket's counts of ranks.
     fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
         for group in groups.iter().filter(|_| tail.bytes() > 0) {
             let kind = CollectiveKind::AllReduce;
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// Zeroes or releases the gradients that other ranks step, as the step does for this rank's gradients.
+    /// Zeroes or releases the gradients that other ranks step. The step does this for the gradients of this rank.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -88,8 +88,8 @@ impl Schedule {
         self.all_gather(bucket)
     }
 
-    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. Its next op writes them
-    /// again, with the same values.
+    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. The stream's next op
+    /// writes these parameters again, with the same values.
     pub(super) fn after_readers(&mut self, stream: Stream, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let is_readable = plan.segments_of(&plan.buckets()[bucket as usize]).iter().any(|segment| {
@@ -112,15 +112,15 @@ impl Schedule {
         self.share(stream, bucket, std::iter::once(bucket).chain((0..sets).map(Some)).flat_map(of_block));
     }
 
-    /// The stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
-    /// possible, so that the next sum is not delayed. With `Fsdp` it is the reduce stream, because ranks may launch a
+    /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
+    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream, because ranks may launch a
     /// bucket at different points between their unshards.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
 
-    /// Runs a bucket's step up to its last norms of full parameters. Ranks add up these norms from those of their
-    /// shards.
+    /// Runs a bucket's step up to its last norms of full parameters. Each rank computes the norms of its shards, and
+    /// ranks add them up.
     pub(super) fn measure(&mut self, bucket: u32) {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
@@ -228,7 +228,7 @@ impl Schedule {
         }
     }
 
-    /// Marks every bucket as resharded, after gathers have failed and nothing runs.
+    /// Marks every bucket as resharded, after a failure, when no op runs any more.
     pub(crate) fn forget_unsharded(&mut self) {
         self.accesses.iter_mut().for_each(|access| access.is_unsharded = false);
     }
@@ -245,7 +245,7 @@ impl Schedule {
     }
 
     /// Returns the trainer's position, if the trainer has touched the bucket's parameters since the stream last waited
-    /// for it. The stream counts as waiting for `marks` too.
+    /// for the trainer. The stream counts as having waited for `marks` too.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// The part of the agreement for the number of micro-batches, if each micro-batch is summed.
+/// Returns the part of the agreement for the number of micro-batches, if each micro-batch is summed.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
@@ -66,8 +66,8 @@ impl Schedule {
         self.micro_batches_left == 0
     }
 
-    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one. It adds this rank's shard to its
-    /// earlier sums, and zeroes or releases the gradients.
+    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one. Adds the sum of this rank's shard to
+    /// the earlier sums, and zeroes or releases the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -79,7 +79,7 @@ impl Schedule {
         self.collective(Stream::Reduce, CollectiveKind::ReduceScatter, Some(bucket), [whole, src]);
         let dst = Span::summed_in(Memory::Sums, described);
         let is_first = self.micro_batches_left + 1 == self.opening.micro_batches.get();
-        // Adding to zeros would lose the sign of a negative zero.
+        // The first sums are copied, because adding them to zeros would lose the sign of a negative zero.
         let action =
             if is_first { Action::Copy { bucket, src, dst } } else { Action::Add { bucket, src, dst } };
         self.emitter.emit(Stream::Reduce, action);
@@ -92,7 +92,7 @@ impl Schedule {
         self.reshard(bucket);
     }
 
-    /// Adds the sums of the earlier micro-batches to those of the last one.
+    /// Adds the sums of the earlier micro-batches to the sums of the last micro-batch.
     pub(super) fn add_sums(&mut self, bucket: u32, described: &Bucket) {
         let has_sums = self.plan.sums_micro_batches() && self.opening.micro_batches > NonZeroU32::MIN;
         if has_sums && described.shared_len() > 0 {

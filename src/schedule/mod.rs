@@ -40,8 +40,8 @@ pub enum Mode {
     /// Each bucket's step runs right after its own reduce, during the rest of backward.
     #[default]
     Eager,
-    /// Each norm runs after its reduce. One decision follows the last norm, and all steps run during the next forward.
-    /// Clipping and skipping are exact, and steps overlap with forward.
+    /// Each bucket's norm runs after its reduce. One decision follows the last norm, and all steps run during the next
+    /// forward. Clipping and skipping are exact, and steps overlap with forward.
     Normed,
 }
 
@@ -65,8 +65,8 @@ pub struct Policy {
     /// When steps run.
     pub mode: Mode,
     decision: Decision,
-    /// Whether the trainer is a stream: it may access a tensor until the hand-over, long after it asked for the
-    /// address.
+    /// Whether the trainer is a stream. A stream may access a tensor until the hand-over, long after the call that
+    /// returned the address.
     pub trainer_is_a_stream: bool,
     /// Whether collectives must come in the order of the buckets.
     pub keeps_order: bool,
@@ -101,7 +101,7 @@ pub enum Broadcast<'a> {
     All,
 }
 
-/// The parameters of an opened pass.
+/// The options with which a pass opens.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
     /// The parameters that are first broadcast from rank 0.
@@ -123,8 +123,8 @@ impl Default for Opening<'_> {
 /// A position that precedes all ops.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
-/// The last accesses to one bucket. A `touched` ticket is the first Record op on the compute stream after the trainer's
-/// access.
+/// The last accesses to one bucket. A `touched` ticket names the first Record op on the compute stream after the
+/// trainer's access.
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,
@@ -143,7 +143,7 @@ struct LastAccess {
     is_unsharded: bool,
 }
 
-/// The scheduler of one rank. Its methods append ops; [`drain`](Schedule::drain) takes them.
+/// The scheduler of one rank. Its methods append ops, and [`drain`](Schedule::drain) takes them.
 #[derive(Debug)]
 pub struct Schedule {
     plan: Arc<Plan>,
@@ -158,7 +158,7 @@ pub struct Schedule {
     /// The number of micro-batches in the open pass after the current one.
     micro_batches_left: u32,
     /// The end of Begin. The trainer may change the settings afterwards. With tail blocks, reduces must wait for Begin,
-    /// because it resets the counts that they sum.
+    /// because Begin resets the counts that reduces sum.
     begun: Option<Mark>,
     /// The last reduce. With tails, the next Begin must wait for it.
     reduced: Option<Mark>,
@@ -177,9 +177,11 @@ pub struct Schedule {
     settled: Option<Mark>,
     /// The last Decide, if the trainer may read the loss scale that it computes.
     decided: Option<Mark>,
-    /// Ticket of the trainer's last read of the loss scale. The next Decide writes the loss scale.
+    /// Ticket of the trainer's last read of the loss scale. The next Decide writes the loss scale, so it must wait for
+    /// this read.
     loss_scale_touched: Ticket,
-    /// The norms of parts of parameters that ranks add up during each bucket's step, as a list of spans.
+    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. These are norms of parts of
+    /// parameters.
     shared_norms: Vec<Vec<Span>>,
     /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,
@@ -218,8 +220,8 @@ impl Schedule {
         }
     }
 
-    /// Sets which numbers of control memory ranks add up during each bucket's step: one span for each stop of the step.
-    /// They are norms of parts of parameters, by which rules such as LAMB scale the update.
+    /// Sets which numbers of control memory ranks add up during each bucket's step: one span for each `Measure` op.
+    /// These numbers are norms of parts of parameters. Rules such as LAMB scale the update by them.
     pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
         self.shared_norms = spans;
     }
@@ -234,7 +236,8 @@ impl Schedule {
         self.pass
     }
 
-    /// Sets the number of passes that have begun, after captured passes that did not run, and after replayed passes.
+    /// Sets the number of passes begun so far. This is needed after a capture, which runs no pass, and after replayed
+    /// passes.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }
@@ -245,7 +248,7 @@ impl Schedule {
         self.late_unused
     }
 
-    /// Sets this hash to the value of a schedule with other buckets, or to the value before a capture.
+    /// Restores the hash that `late_unused` returned before a rebuild or a capture.
     pub(crate) fn set_late_unused(&mut self, late_unused: u64) {
         self.late_unused = late_unused;
     }
@@ -310,7 +313,7 @@ impl Schedule {
     /// Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
     ///
     /// # Errors
-    /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
+    /// `Order` if no pass is open, or if the parameter was handed over before. A refused call launches nothing.
     pub fn hand_over(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.hand_over(&self.plan, param)?;
@@ -386,8 +389,8 @@ impl Schedule {
         self.readiness.set_frozen(&self.plan, param, frozen);
     }
 
-    /// Closes the pass: launches the remaining buckets, with zeros for gradients that were not handed over, and the
-    /// steps.
+    /// Closes the pass. Launches the remaining buckets, with zeros for gradients that were not handed over, and then
+    /// the steps.
     ///
     /// # Errors
     /// `Order` if no pass is open, or micro-batches are still to come.
@@ -399,8 +402,9 @@ impl Schedule {
         self.reshard_all();
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),
-            // The decision runs after the steps, because only the next pass may clip by its result. It waits for the
-            // last reduce, because a frozen bucket that carries the count of ranks has no step after its sum.
+            // The decision runs after the steps, because only the next pass may clip by its result. The decision also
+            // waits for the last reduce, because a frozen bucket that carries the count of ranks has no step after its
+            // sum.
             Mode::Eager if self.policy.measures() => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.decide();

@@ -1,7 +1,8 @@
-//! Copies between the device's memory and the host's if steps are offloaded: sums down, stepped parameters up.
+//! Copies between device and host if steps are offloaded: sums to the host, stepped parameters to the device.
 //!
 //! Without offload, this file writes no op. A copy waits only for the ops that touch the same bytes. A download waits
-//! for its sum and the last step, and an upload waits for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! for the bucket's sum and last step, and an upload waits for the bucket's step. (Ren et al., USENIX ATC 2021,
+//! "ZeRO-Offload".)
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`. Zeroes or releases
-    /// the device's gradients. Returns the mark of the copy, if steps are offloaded.
+    /// If steps are offloaded, copies the sums that this rank steps and the counts of ranks to the host, after
+    /// `reduced`. Then zeroes or releases the device's gradients. Returns the mark of the copy.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -23,7 +24,7 @@ impl Schedule {
             // This bucket's sum has no bytes. The mark of the last sum also covers the copies before this bucket.
             return self.reduced;
         }
-        // Begin resets the counts that steps read.
+        // Begin resets the counts that steps read, so the copy must come after Begin.
         let begun = self.begun.filter(|_| !described.tail.is_empty());
         self.emitter.after(Stream::Download, &[reduced, begun, self.accesses[bucket as usize].consumed]);
         let steps = self.is_stepped(bucket);
@@ -56,8 +57,8 @@ impl Schedule {
         self.copy_up(bucket)
     }
 
-    /// Copies the stepped parameters of an unsharded bucket to the device, after the bucket's last step and after its
-    /// pages were freed.
+    /// Copies the stepped parameters of a bucket to the device, before the bucket is unsharded. The copy comes after
+    /// the bucket's last step, and after its pages were freed.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
         let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);

@@ -1,9 +1,9 @@
 //! Tracks the hand-overs of the open pass, and says which bucket may launch next.
 //!
-//! Buckets launch in index order, because all ranks must make collectives in the same order. If the communicator sends
-//! nothing, each bucket launches once it is complete. A parameter counts as handed over at the last of its declared
-//! uses. A second hand-over is refused, because the trainer may have written into a gradient that is already being
-//! reduced. No bucket waits for a frozen parameter, and a frozen parameter is never handed over.
+//! Buckets launch in index order, because all ranks must make collectives in the same order. If there are no
+//! collectives to order, each bucket launches once it is complete. A parameter counts as handed over at the last of its
+//! declared uses. A second hand-over is refused, because the trainer may have written into a gradient that is already
+//! being reduced. No bucket waits for a frozen parameter, and a frozen parameter is never handed over.
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
@@ -21,7 +21,7 @@ pub(super) struct Readiness {
     next_bucket: u32,
     is_launched: Vec<bool>,
     /// Buckets launched in this micro-batch, in order. Only the last micro-batch of a pass launches buckets, unless
-    /// each is summed.
+    /// each micro-batch is summed.
     launched: Vec<u32>,
     frozen: Vec<bool>,
     /// How many parameters of each bucket are not frozen.
@@ -84,7 +84,7 @@ impl Readiness {
     }
 
     /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets may launch in any order,
-    /// the bucket is not launched here: the caller may still be summing it, and only a hand-over says that the sum is
+    /// the bucket is not launched here. The caller may still be summing it, and only a hand-over says that the sum is
     /// complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
@@ -210,8 +210,8 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// Returns the bucket to launch now. The bucket must be complete. If buckets launch in order, it must also be the
-    /// next one. With `force`, this returns any remaining bucket.
+    /// Returns a bucket to launch now, if there is one. The bucket is complete, and the next one if buckets launch in
+    /// order. With `force`, the bucket may be incomplete.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;
@@ -227,7 +227,7 @@ impl Readiness {
         (force || self.keeps_order && *pending == 0).then_some(self.next_bucket)
     }
 
-    /// See [`Schedule::arrival_order`](super::Schedule::arrival_order).
+    /// Returns the order of [`Schedule::arrival_order`](super::Schedule::arrival_order).
     pub(super) fn arrival_order(&self) -> Vec<u32> {
         let mut missing = vec![true; self.uses.len()];
         self.arrivals.iter().for_each(|param| missing[*param as usize] = false);

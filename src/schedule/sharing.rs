@@ -14,8 +14,8 @@ use crate::op::Span;
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
-    /// Sets per bucket whether its step may share a launch with that of the next bucket, for a device on which launches
-    /// take time.
+    /// Sets for each bucket whether its step may share a launch with the next bucket's step. This helps on a device
+    /// where launches take time.
     pub fn share_launches(&mut self, with_next: Vec<bool>) {
         self.shares_with_next = with_next;
     }

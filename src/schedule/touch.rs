@@ -81,8 +81,8 @@ impl Schedule {
         self.loss_scale_touched != NEVER
     }
 
-    /// Makes the trainer wait for `mark`, and the next Begin wait for the trainer, for memory that Begin reads or
-    /// writes.
+    /// Announces an access to memory that Begin reads or writes. The trainer waits for `mark`, and the next Begin waits
+    /// for the trainer.
     fn touch_inputs(&mut self, mark: Option<Mark>) {
         self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
@@ -113,7 +113,7 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &[self.accesses[bucket as usize].stepped, summed]);
     }
 
-    /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.
+    /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after its end.
     pub fn fork(&mut self) {
         let here = self.emitter.record(Stream::Compute);
         let is_idle = |stream: &Stream| self.policy.sums_by_caller && *stream == Stream::Reduce;
@@ -133,7 +133,7 @@ impl Schedule {
         let marks = [reduced, Some(self.emitter.record(Stream::Optim))];
         let [_, mut ended] = marks;
         if self.plan.is_sharded() {
-            // One mark then stands for all others.
+            // The gather stream's mark then implies the other marks.
             self.emitter.after(Stream::Gather, &marks);
             ended = Some(self.emitter.record(Stream::Gather));
         }

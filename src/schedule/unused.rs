@@ -1,25 +1,25 @@
 //! Parameters that the trainer declares unused on all ranks in the open pass. Steps and norms skip them.
 //!
 //! The op that skips them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no
-//! wait. Ranks compare the declared parameters with the bucket's sum, or in the next pass if that sum has already
-//! started.
+//! wait. Ranks compare the declared parameters in the call that sums the bucket, or in the next pass if that call has
+//! already started.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// The part of the agreement for unused parameters.
+/// Returns the part of the agreement for unused parameters.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }
 
 impl Schedule {
-    /// Makes the open pass skip parameters that no rank used. Frozen parameters are skipped anyway.
+    /// Makes the open pass skip parameters that no rank used. Frozen parameters are already skipped.
     ///
     /// # Errors
-    /// `Order` if no pass is open, this is not its last micro-batch, or in Eager a parameter was handed over. Nothing has
-    /// changed then.
+    /// `Order` if no pass is open, if this is not the pass's last micro-batch, or if in Eager a parameter was handed
+    /// over. A refused call has changed nothing.
     pub fn leave_unused(&mut self, params: &[usize]) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
@@ -40,8 +40,8 @@ impl Schedule {
             }
             let bucket = self.plan.segment_of(*param).bucket as usize;
             if self.is_handed_over(*param) && !self.plan.buckets()[bucket].is_local {
-                // This is a sum, so that ranks may declare parameters in different orders. Local parameters may differ
-                // between ranks.
+                // This is a sum, so that ranks may declare parameters in different orders. Local parameters are left
+                // out, because they may differ between ranks.
                 let named = fold(fold(0, &self.pass.to_le_bytes()), &(*param as u64).to_le_bytes());
                 self.late_unused = self.late_unused.wrapping_add(named);
             }

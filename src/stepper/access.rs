@@ -1,9 +1,10 @@
-//! Copies of tensors to the host and back on every device, the status of passes, and reads after a failure.
+//! Copies tensors to the host and back on every device, returns the status of passes, and makes a failed stepper
+//! readable.
 //!
-//! These calls are for initialising, saving and checking, and for small trainers. A large trainer reads slices on the
-//! host (`views.rs`) and takes addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The
-//! host device skips every op after the first failure, so memory can be read then. A GPU runs steps that were queued
-//! after a failed all-reduce, so it refuses reads.
+//! These calls are for initialising, saving and checking, and for small trainers. A large trainer uses slices on the
+//! host (`views.rs`) and addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The host
+//! device skips every op after the first failure, so its memory can be read afterwards. A GPU still runs steps that
+//! were queued after a failed all-reduce, so reads of its memory are refused.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::stepper::tensor::TensorId;
 impl<D: Device> Stepper<D> {
     /// Copies a tensor to the host, as f32 for every [precision](crate::Precision). Between passes it copies any
     /// tensor. In a pass it copies a parameter, or a gradient that was written in that pass. Writing the values back
-    /// restores the same bits in the same precision; another precision rounds them.
+    /// restores the same bits if the precision is the same. A lower precision rounds them.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -41,9 +42,9 @@ impl<D: Device> Stepper<D> {
     /// gradient. For any other tensor, waits for all steps.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout or the length differs. `Unsupported` if the stepper keeps no such
-    /// tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was handed
-    /// over in this micro-batch. `Order` for a gradient that was not written in the open pass (with
+    /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` if the stepper keeps no
+    /// such tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was
+    /// handed over in this micro-batch. `Order` for a gradient that was not written in the open pass (with
     /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch). `Order` between passes for a gradient that
     /// was [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
     /// failure.
@@ -54,24 +55,28 @@ impl<D: Device> Stepper<D> {
         self.read_values(id, memory, into)
     }
 
-    /// Replaces a tensor by values from the host. Write a gradient in a pass, and any other tensor between passes.
+    /// Replaces a tensor by values from the host. Write gradients inside a pass, and other tensors between passes.
     ///
-    /// The first pass broadcasts all of rank 0's parameters. A later write also writes the parameter's [master
-    /// weight](crate::Master), and the next pass broadcasts rank 0's parameters of only that bucket. All ranks must
-    /// write the same parameters. If ranks write different parameters, or one rank writes none, the next collective
-    /// returns `Mismatch`. If the ranks are in one process, the error names the parameter. Local parameters, states and
-    /// averages are never broadcast. For states and averages, every rank must write the same values, and the same step
-    /// count ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average, the next
-    /// collective that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
+    /// A write of a parameter also writes its [master weight](crate::Master). The first pass broadcasts all of rank 0's
+    /// parameters. After a later write of a parameter, the next pass broadcasts only rank 0's parameters of that
+    /// bucket. All ranks must write the same parameters. If ranks write different parameters, or one rank writes none,
+    /// the next collective returns `Mismatch`. If the ranks are in one process, the error names the parameter. States,
+    /// averages and local parameters are never broadcast. Every rank must write the same states and averages, and set
+    /// the same step counts ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average,
+    /// the next collective that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
     ///
-    /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast: each rank stores its shard of the
-    /// written values. Instead, ranks compare the written values, including those written before the first pass.
+    /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast, and each rank stores its shard of
+    /// the written values. Ranks then compare the written values, including those from before the first pass.
     ///
     /// # Shapes
-    /// Shape and ordering as for [`read`](Self::read).
+    /// `from` is as long as the parameter.
+    ///
+    /// # Ordering
+    /// Waits for the last step of the tensor's bucket if the tensor is a gradient. For any other tensor, waits for all
+    /// steps.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout or the length differs. `Unsupported` for a copy, or if the
+    /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` for a copy, or if the
     /// stepper keeps no such tensor. `Order` for a gradient between passes, for any other tensor inside a pass, or for
     /// a gradient that is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
@@ -83,19 +88,18 @@ impl<D: Device> Stepper<D> {
         self.note_written(id, memory)
     }
 
-    /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
-    /// next pass broadcasts rank 0's parameters. All ranks must write the same parameters, as with
+    /// Lets `write` change each parameter. It is called in registration order, with each parameter's name and its
+    /// content as f32. The next pass broadcasts rank 0's parameters. All ranks must write the same parameters, as with
     /// [`write`](Self::write). If the master is [sharded](crate::Strategy), `write` gets the rounded parameter instead
     /// of the master.
     ///
     /// # Ordering
-    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) this call is a collective: all ranks make it
-    /// together, and it [gathers](Self::gather) each parameter before it calls `write`.
+    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) all ranks must make this call together,
+    /// because it [gathers](Self::gather) each parameter.
     ///
     /// # Errors
-    /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) also
-    /// `Mismatch` or `Deadline` if a rank does not take part, and `Mismatch` at the next collective if ranks wrote
-    /// different values.
+    /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), `Mismatch` or
+    /// `Deadline` if a rank does not take part. The next collective returns `Mismatch` if ranks wrote different values.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();
@@ -120,12 +124,12 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns whether a gradient has not been written yet in the open pass. With
-    /// [`Accumulation::Summed`](crate::Accumulation), returns whether it has not been written yet in this micro-batch.
-    /// The first write replaces the gradient, and later writes add to it.
+    /// Returns whether the next write of a gradient is the first one in the open pass. With
+    /// [`Accumulation::Summed`](crate::Accumulation), only writes in this micro-batch count. The first write replaces
+    /// the gradient, and later writes add to it.
     ///
     /// # Errors
-    /// `Order` between passes, `Layout` if `id` is of another layout.
+    /// `Order` between passes. `Layout` if `id` belongs to another layout.
     pub fn is_first(&self, id: ParamId) -> Result<bool> {
         let index = self.layout.index(id)?;
         self.refuse_closed_pass()?;
@@ -141,10 +145,11 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
 
-    /// Returns the device's decisions about the last pass.
+    /// Returns the result of the last pass, such as its norm and whether it was skipped.
     ///
     /// # Ordering
-    /// Waits for all steps. If you call it after every pass, Normed's steps no longer overlap with the next forward.
+    /// Waits for all steps. If you make this call after every pass in Normed, steps no longer overlap with the next
+    /// forward.
     ///
     /// # Errors
     /// `Order` inside a pass. `Poisoned` after a failure.
@@ -153,9 +158,9 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device lags
-    /// two passes, the status is two passes old. Returns `None` before the first pass has ended. Abandoned
-    /// passes have no status, but are [counted](Status::abandoned).
+    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device lags the host
+    /// by two passes, the status is two passes old. Returns `None` before the first pass has ended. Abandoned passes
+    /// have no status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
@@ -164,12 +169,13 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Stepper<D> {
     /// Makes a failed stepper readable, so that you can save this rank's training when another rank has died.
     /// Afterwards you can read [tensors](Self::read), step counts and [`status`](Self::status), and save
-    /// [checkpoints](crate::checkpoint); passes are still refused. If there was no failure, this call does nothing.
+    /// [checkpoints](crate::checkpoint). Passes are still refused. If there was no failure, this call only waits, and
+    /// changes nothing.
     ///
     /// On the host, memory has the results of the ops that ran before the failure. Steps that had not run before the
-    /// failure are skipped, even if all collectives of their pass had completed. In Sequential and Normed, a pass whose
-    /// all-reduce failed has changed nothing. In Eager, the first buckets of that pass may have been stepped. Their
-    /// [step counts](Self::step_count) show whether they were.
+    /// failure are skipped, even if all collectives of their pass had completed. In Sequential and Normed, a pass with
+    /// a failed all-reduce has changed nothing. In Eager, the first buckets of that pass may have been stepped. [Step
+    /// counts](Self::step_count) show which ones.
     ///
     /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments
     /// and before it updates the parameters. If the failure came during this wait, the bucket's moments are one update
@@ -179,9 +185,9 @@ impl<D: Device> Stepper<D> {
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
     /// between the bucket's step and its all-gather. Only this rank's shard was stepped then.
     ///
-    /// On a GPU, rescue is refused after a failure. A step on a GPU waits until an all-reduce ends, whether or not it
-    /// succeeds. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce, so no
-    /// parameter is reliable. Continue from a [checkpoint](crate::checkpoint).
+    /// On a GPU, rescue is refused after a failure. A step on a GPU runs once its all-reduce has ended, even if the
+    /// all-reduce has failed. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce,
+    /// so no parameter is reliable. Continue from a [checkpoint](crate::checkpoint).
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};

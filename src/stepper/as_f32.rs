@@ -45,8 +45,8 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Decodes the values of a range of a tensor. In an 8-bit state the range starts at a block. `fetch` copies the
-    /// bytes from each memory that has a part of the values.
+    /// Decodes the values of a range of a tensor. In an 8-bit state, the range must start at a block of codes. `fetch`
+    /// is called for each memory that has a part of the values, and copies that part's bytes.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -79,7 +79,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies f32 values from the host to a tensor, and rounds them to the nearest if the tensor has fewer bits.
+    /// Copies f32 values from the host to a tensor. If the tensor has fewer bits, the values are rounded to nearest.
     pub(super) fn write_values(&self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
         let segment = self.claim(id, values, true)?;
@@ -102,7 +102,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets each master weight to its parameter, as at the start.
+    /// Sets each master weight to the value of its parameter.
     pub(super) fn derive_masters(&mut self) -> Result<()> {
         for id in self.layout.clone().ids() {
             let precision = self.precision_of(id)?;
@@ -122,8 +122,8 @@ impl<D: Device> Stepper<D> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a parameter from only this rank's memory, if the rank has the full parameter or if nothing was written
-    /// yet.
+    /// Copies a parameter to the host as it is stored, from only this rank's memory. The rank must have the full
+    /// parameter, unless nothing was written yet.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
@@ -151,8 +151,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the memory that holds a tensor's values. For a parameter with a master, this is the master's memory. The
-    /// second memory, if any, holds the rest of each value.
+    /// Returns the memory that holds a tensor's values. For a parameter with an f32 master, this is the master's
+    /// memory. The second memory, if any, holds remainders or the scales of 8-bit codes.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {
@@ -168,7 +168,7 @@ impl<D: Device> Stepper<D> {
     /// Returns the element types of a parameter's tensors.
     ///
     /// # Errors
-    /// `Layout` if `id` is of another layout.
+    /// `Layout` if `id` belongs to another layout.
     pub fn precision_of(&self, id: ParamId) -> Result<Precision> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         Ok(self.plan.storage_of(segment).precision)
@@ -227,9 +227,9 @@ impl<D: Device> Stepper<D> {
         self.read_span(span, into)
     }
 
-    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive: views
-    /// borrow the stepper or the pass, and the caller holds a mutable borrow of it. With offload, this also writes the
-    /// host's copy.
+    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive,
+    /// because views borrow the stepper or the pass, and the caller holds a mutable borrow. With offload, a parameter
+    /// is also written to the host's memory.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

@@ -24,10 +24,10 @@ impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU, on the caller's parameters and gradient buckets. The stepper owns the states.
     /// Results have the same bits as on the stepper's own memory, at any alignment. This call rejects
     /// [`uneven_inputs`](Self::uneven_inputs), [`bucket_cap_bytes`](Self::bucket_cap_bytes) and
-    /// [`Unused::Skip`](crate::Unused::Skip). The last one is rejected because borrowed buckets have no room for
-    /// counts. Call [`Stepper::set_unused`] for parameters that no rank used. The default is
-    /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), a gradient that
-    /// you wrote without asking for it is overwritten with zeros and stepped.
+    /// [`Unused::Skip`](crate::Unused::Skip). `Unused::Skip` needs counts of ranks, and borrowed buckets have no room
+    /// for them. Call [`Stepper::set_unused`] for parameters that no rank used. The default of [`unused`](Self::unused)
+    /// is [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), zeros
+    /// overwrite each gradient that you wrote without first making one of the calls below, and the step uses the zeros.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -53,29 +53,30 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// The first pass writes rank 0's parameters over those of the other ranks. After a [write](Stepper::write) of a
-    /// parameter, the next pass does the same for the parameters of its bucket.
+    /// parameter, the next pass broadcasts rank 0's parameters of that bucket.
     ///
-    /// In a pass, [`Stepper::view_mut`] of a gradient, [`Grads::get_mut`](crate::Grads::get_mut) and
-    /// [`Stepper::bucket_mut`] mark the gradient as written and wait for the last step. After such a call you may write
-    /// through your own pointer until the hand-over.
+    /// In a pass, three calls mark a gradient as written and wait for the last step: [`Stepper::view_mut`] of the
+    /// gradient, [`Grads::get_mut`](crate::Grads::get_mut) and [`Stepper::bucket_mut`]. After one of these calls you
+    /// may write the gradient through your own pointer until the hand-over.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host). `Layout` if a tensor has no address or two, is misaligned for its type, or
-    /// overlaps another one.
+    /// Errors as for [`host`](Self::host). `Layout` if a tensor has no address or two addresses, is misaligned for its
+    /// type, or overlaps another tensor.
     ///
     /// # Safety
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
-    ///    stepper, its views, and your own pointers under these rules touch it.
-    /// 2. Write a gradient only after one of these calls and before its hand-over. The sum that
+    ///    stepper, its views, and your own pointers under these rules access the tensor.
+    /// 2. Write a gradient only after one of the three calls above and before its hand-over. The sum that
     ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure of
     ///    that call has returned.
-    /// 3. In a pass, read a parameter only between [`Stepper::view`] of it and its hand-over.
-    /// 4. Between passes, first call [`Stepper::view`] of a parameter to read it, or [`Stepper::view_mut`] to write it.
-    /// 5. Never write a parameter with a [master](crate::Master) directly; [`Stepper::write`] writes both.
+    /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
+    /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
+    ///    write it.
+    /// 5. Never write a parameter with a [master](crate::Master) directly. Call [`Stepper::write`], which writes both.
     ///
-    /// Closing and dropping the stepper wait for steps that still run. They wait for the caller's sums without a
-    /// deadline. Unless the thread panics, they also wait for queued collectives until the deadline.
+    /// Closing or dropping the stepper waits for steps that still run. It waits for the caller's sums without a
+    /// deadline. Unless the thread panics, it also waits for queued collectives until the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
@@ -84,12 +85,13 @@ impl StepperBuilder<'_> {
     /// pass was skipped. This call sets [`LossScale::External`](crate::LossScale), in place of
     /// [`loss_scale`](Self::loss_scale).
     ///
-    /// `scale` and `found_inf` are the scaler's tensors of one f32 each (`_scale`, and the optimizer's of
-    /// `found_inf_per_device`). They lie where steps run: in the device's memory or, with [`offload`](Self::offload),
-    /// in the host's memory. A pass reads the scale once when it begins, and its steps divide by that scale. The scale
-    /// must be finite and above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks
-    /// must then have the same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets
-    /// `found_inf` to 1 if the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// `scale` and `found_inf` are two of the scaler's tensors, with one f32 each. `scale` is the scaler's `_scale`,
+    /// and `found_inf` is the optimizer's tensor in `found_inf_per_device`. Both must lie where steps run: in the
+    /// device's memory or, with [`offload`](Self::offload), in the host's memory. A pass reads the scale once when it
+    /// begins, and its steps divide gradients by that scale. The scale must be finite and above 0. If `found_inf` is
+    /// not 0 when the pass is finished, the pass is skipped. All ranks must then have the same `found_inf`. A pass with
+    /// an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if the pass was skipped, and
+    /// to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -114,20 +116,21 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective. It does not
-    /// wait for steps. On a GPU the trainer's stream waits; the thread waits only if steps are offloaded. Between
+    /// wait for steps. On a GPU the trainer's stream waits, and the thread waits only if steps are offloaded. Between
     /// `finish` and the next `begin`, work on the trainer's stream may read and write both tensors. During a pass, such
     /// work may access only `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured
-    /// pass uses the same addresses in every replay; with offload on a GPU, capture is refused.
+    /// pass uses the same addresses in every replay. With offload on a GPU, capture is refused.
     ///
     /// # Errors
-    /// The errors occur when the stepper is built. `Config` if an address is null, in Eager, or with
+    /// Building the stepper returns these errors. `Config` if an address is null, in Eager, or with
     /// [`Clip::PerBucket`](crate::Clip::PerBucket). On a GPU, `Layout` if an address is not in the memory where steps
     /// run.
     ///
     /// # Safety
-    /// Both addresses stay aligned and valid for one f32 in that memory until [`close`](Stepper::close) has returned
-    /// `Ok`. Until then, only the accesses that Ordering allows touch them. If `close` fails, or the stepper is dropped
-    /// instead, both rules hold until the device has run all its work.
+    /// Both addresses stay aligned and valid for one f32, in the memory where steps run, until
+    /// [`close`](Stepper::close) has returned `Ok`. Until then, the tensors have no accesses except the stepper's and
+    /// those that Ordering allows. If `close` fails, or the stepper is dropped instead, both rules hold until the
+    /// device has run all its work.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.
@@ -153,11 +156,11 @@ impl<D: Device> Stepper<D> {
     /// Otherwise it must name all buckets: the present ones in the same order, or new ones. Returns whether the buckets
     /// are new.
     ///
-    /// With the same buckets, this call costs some nanoseconds per parameter, so you can make it before every pass. New
-    /// buckets are matched by their parameters, for example after PyTorch's reducer has rebuilt its buckets. The
-    /// tensors that the stepper owns are then copied once, and step counts, learning rates, frozen parameters and the
-    /// status stay the same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to
-    /// recordings and captured passes. Training continues with the same bits as without the call.
+    /// With the same buckets, this call takes a few nanoseconds per parameter, so you can make it before every pass.
+    /// Buckets are new, for example, after PyTorch's reducer has rebuilt them. The tensors that the stepper owns are
+    /// then copied once, parameter by parameter. Step counts, learning rates, frozen parameters and the status stay the
+    /// same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to recordings and
+    /// captured passes. Training continues with the same bits as without the call.
     ///
     /// ```
     /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
@@ -183,20 +186,21 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// On the host, this call waits for all steps, and no op uses the old memory after it returns. On a GPU the
+    /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU the
     /// trainer's stream waits. Later work on that stream, such as freeing the old memory, comes after all work that
-    /// touches the memory. The host waits only if parameters move a third time before the GPU has copied the addresses
-    /// of the first move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their
-    /// agreement.
+    /// uses the old memory. The host waits only if parameters move a third time before the GPU has copied the addresses
+    /// of the first move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare layouts,
+    /// buckets and options.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
     /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// # Errors
-    /// `Unsupported` if the stepper owns its memory. `Layout` if a tensor has no address or two, is misaligned for its
-    /// type, overlaps another one, or is out of the device's reach. `Order` inside a pass. `Poisoned` after a failure.
-    /// After these errors the stepper is unchanged and uses the old memory. `Device` if a GPU's driver refuses a copy
-    /// of the new addresses. The stepper is then poisoned, and may use both memories until it is closed.
+    /// `Unsupported` if the stepper owns its memory. `Layout` if a tensor has no address or two addresses, is
+    /// misaligned for its type, overlaps another tensor, or is in memory that the device cannot reach. `Order` inside a
+    /// pass. `Poisoned` after a failure. After these errors the stepper is unchanged and uses the old memory. `Device`
+    /// if a GPU's driver refuses a copy of the new addresses. The stepper is then poisoned, and may use both memories
+    /// until it is closed.
     ///
     /// # Safety
     /// From now on the new memory meets the contract of the constructor that borrowed the old memory. Until this call
@@ -235,8 +239,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Returns the caller's tensors for a plan. Those in `memory` have their new addresses, and the others their
-    /// present addresses.
+    /// Returns the caller's tensors for a plan. A tensor in `memory` gets its new address. Any other tensor keeps its
+    /// present address.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

@@ -1,8 +1,7 @@
-//! Builds a stepper from options: first checks which options exclude each other, then makes the parts. The steps that
-//! can fail come first.
+//! Builds a stepper from options. It first checks the options and then makes the parts.
 //!
-//! One table says which options exclude each other. Options come first, environment variables second, defaults last.
-//! After a refusal no thread, memory or collective call is left.
+//! One table says which options exclude each other. An option overrides its environment variable, and the variable
+//! overrides the default. A refused build leaves no thread, memory or collective call.
 
 use crate::layout::{Gradients, Layout, Plan, SegmentAction, Storage, Storages, Tails};
 use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
@@ -39,7 +38,7 @@ const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
 const LATER: &str = "use Normed or Sequential";
 
-/// Writes the value of an option that is set.
+/// Returns the value of an option as text, or an empty text if the option is not set.
 fn shown(value: Option<impl std::fmt::Debug>) -> String {
     value.map_or_else(String::new, |value| format!("{value:?}"))
 }
@@ -62,10 +61,10 @@ impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU. Threads start at the first pass.
     ///
     /// # Errors
-    /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
-    /// instruction set or cannot release memory. `Unsupported` if the collective cannot reach the host's memory or sum
-    /// the gradients' type, or if a custom optimizer does not support the options. `Arithmetic` if the kernels fail
-    /// their self-test. `Layout` if the memory cannot be addressed or allocated.
+    /// `Config` if a value is out of range, or if the mode does not allow an option. `Unsupported` if this machine
+    /// lacks the instruction set or cannot release memory. `Unsupported` if the collective cannot reach the host's
+    /// memory or sum the gradients' type, or if a custom optimizer does not support the options. `Arithmetic` if the
+    /// kernels fail their self-test. `Layout` if the memory cannot be addressed or allocated.
     pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
         self.on_host(sums.into(), None)
     }
@@ -251,7 +250,7 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    /// Refuses options that exclude each other, and values out of a range that no other type checks.
+    /// Refuses options that exclude each other, and values out of range that are not checked elsewhere.
     fn refuse(&self, comm: &dyn Collective, is_borrowed: bool, are_by_caller: bool) -> Result<()> {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let (is_eager, skips) = (self.mode == Mode::Eager, self.loss_scale.skips_nonfinite());
@@ -341,8 +340,8 @@ impl StepperBuilder<'_> {
         self.refuse_unknown_calls(comm)
     }
 
-    /// Refuses a loss scale if its reciprocal vanishes or overflows in f32, because gradients are multiplied by this
-    /// reciprocal.
+    /// Refuses a loss scale if 1 / (divisor * loss scale) is not a normal f32, because gradients are multiplied by this
+    /// factor.
     fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
         let multiplier = |divisor: f64| (1.0 / (divisor * loss_scale)) as f32;
         let most = self.divisor(world_size);

@@ -1,7 +1,7 @@
 //! Options of a stepper.
 //!
-//! Options are plain values that `build.rs` checks against each other. Setters refuse no value, because an option can
-//! be checked only together with the others.
+//! Options are plain values that `build.rs` checks against each other. No setter returns an error, because an option
+//! can be checked only together with the others.
 
 use crate::stepper::state::options::{Accumulation, Divisor, OffloadPolicy, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
@@ -20,12 +20,12 @@ use crate::stepper::state::optimizers::{Registered, Target, places};
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
     pub(super) layout: &'a Layout,
-    /// Steps the parameters for which no other optimizer is registered.
+    /// The optimizer of parameters for which no other optimizer is registered.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
-    /// The parameters that are stepped, as indices into the layout; `None` means all.
+    /// The parameters that are stepped, as indices into the layout. `None` means all parameters.
     pub(super) optimized: Option<HashSet<usize>>,
-    /// The first refusal, kept until the stepper is built.
+    /// The first error of a setter. Building the stepper returns it.
     pub(super) refused: Option<Error>,
     pub(super) lr_schedules: Vec<(String, LrSchedule)>,
     pub(super) mode: Mode,
@@ -40,7 +40,7 @@ pub struct StepperBuilder<'a> {
     pub(super) group_precisions: Vec<(String, Precision)>,
     pub(super) copy_dtype: Option<DType>,
     pub(super) ema_decay: Option<f64>,
-    /// `None` selects a default that depends on who owns the buckets and who sums them.
+    /// With `None`, the default depends on who owns the buckets and who sums them.
     pub(super) unused: Option<Unused>,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) gradient_divisor: Option<f64>,
@@ -56,14 +56,14 @@ pub struct StepperBuilder<'a> {
 }
 
 impl Stepper {
-    /// Starts the options for a stepper of `layout`.
+    /// Returns the default options for a stepper of `layout`.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, Some(optimizer.as_rule().boxed()))
     }
 
-    /// Starts the options for a stepper of `layout` without a default optimizer. [`group`](StepperBuilder::group) and
-    /// [`optimizer_for`](StepperBuilder::optimizer_for) give parameters an optimizer. The gradient of a parameter
-    /// without an optimizer is averaged over the ranks.
+    /// Returns the default options for a stepper of `layout` without a default optimizer.
+    /// [`group`](StepperBuilder::group) and [`optimizer_for`](StepperBuilder::optimizer_for) give parameters an
+    /// optimizer. The gradient of a parameter without an optimizer is averaged over the ranks.
     pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, None)
     }
@@ -105,14 +105,14 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Gives one group of the layout its own optimizer. Groups share buckets. Groups with the same kind of optimizer
-    /// share kernel launches too.
+    /// Gives one group of the layout its own optimizer. A bucket can hold parameters of several groups. Groups with the
+    /// same kind of optimizer also share kernel launches.
     pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
         self.register(Target::Group(name.into()), optimizer)
     }
 
     /// Adds an optimizer to one group. The new optimizer steps with the same gradients, after the group's earlier
-    /// optimizers. It has separate states: `momentum_buffer#1` and so on.
+    /// optimizers. It has separate states, named `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -131,9 +131,9 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer instead of that of their group. A parameter may be named in only one such
-    /// call. [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's number for
-    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
+    /// Gives single parameters an optimizer, which replaces their group's optimizer. A parameter may be named in only
+    /// one call of `optimizer_for`. [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's
+    /// id for [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
     /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first. After them it lists one
     /// optimizer for each call of `optimizer_for`, [`then_for`](Self::then_for) and [`attach`](Self::attach), in the
     /// order of the calls.
@@ -141,15 +141,15 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Params, optimizer)
     }
 
-    /// Adds an optimizer to single parameters, as [`then`](Self::then) does for a group. The new optimizer steps with
+    /// Adds an optimizer to single parameters ([`then`](Self::then) adds one to a group). The new optimizer steps with
     /// the same gradients, after the parameters' earlier optimizers (their own or their group's).
     pub fn then_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::FurtherParams, optimizer)
     }
 
-    /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper has no state for it. If
-    /// no other optimizer steps a parameter, the stepper averages its gradient. Your code then runs the attached
-    /// optimizer on this gradient. All ranks must attach the same optimizers.
+    /// Lists an optimizer for parameters, but never runs it and keeps no state for it. If no other optimizer steps a
+    /// parameter, the stepper averages the parameter's gradient. Your code then runs the attached optimizer on this
+    /// gradient. All ranks must attach the same optimizers.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -171,9 +171,10 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Nothing, optimizer)
     }
 
-    /// Steps only these parameters. All other parameters have no states. Their gradients are averaged for an optimizer
-    /// outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). Store that
-    /// optimizer's results with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list none.
+    /// Steps only these parameters. Other parameters have no states. Their gradients are averaged for an optimizer
+    /// outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) describes these gradients). Store that
+    /// optimizer's results with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list steps
+    /// no parameter.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
@@ -209,7 +210,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Sets a schedule for the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if
     /// the layout names no groups). Each pass uses the schedule's learning rate at step n, where n is the number of
-    /// finished passes ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any other
+    /// finished passes ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). To set the schedule of any other
     /// optimizer, call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
     ///
     /// ```
@@ -233,38 +234,39 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets when steps run. The default is [`Mode::Eager`](crate::Mode). Every mode gives the same bits.
+    /// Sets when steps run. The default is [`Mode::Eager`](crate::Mode). All modes give the same bits if nothing is
+    /// clipped or skipped.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets the bytes of gradients per bucket, including the first bucket. The default is 1 MiB for the first bucket
-    /// and 25 MiB for all others.
+    /// Sets the size cap of every bucket, including the first, in bytes of gradients. The default is 1 MiB for the
+    /// first bucket and 25 MiB for all others.
     pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
         self.caps = Some(BucketCaps { first_bytes: bytes, rest_bytes: bytes });
         self
     }
 
     /// Sets what happens to the gradients of stepped parameters after the step. The default, [`Keep`](Gradients::Keep),
-    /// leaves the sums in place. The choice changes no bit of parameters, states and step counts. Ranks may choose
-    /// differently.
+    /// leaves the sums in place. Parameters, states and step counts have the same bits with every choice. Ranks may
+    /// choose differently.
     ///
-    /// * [`Zero`](Gradients::Zero): the gradient is zeros after the pass, even if it was not written. The gradient of a
+    /// * [`Zero`](Gradients::Zero): after the pass the gradient is zeros, even if it was not written. The gradient of a
     ///   frozen parameter keeps its values. These values are zeros if the parameter was stepped before, or shares a
     ///   bucket with a stepped parameter.
     /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
-    ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided by the
-    ///   loss scale. The gradients of parameters that are [averaged or left](crate::SegmentAction), or have no
-    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip them too. In an abandoned
-    ///   pass, buckets that were not stepped keep the sums, or this rank's own gradients.
-    /// * [`Release`](Gradients::Release): in Eager each bucket's pages are returned to the system right after its step.
-    ///   A pass therefore never has all gradients in memory at once, unless backward is faster than the steps. In the
-    ///   other modes all gradients are in memory when the last one has been reduced. The next write maps the pages
-    ///   again, one by one. Such a write costs more than a write to mapped pages. A page is not returned if it also
-    ///   holds the counts of ranks that had a gradient, or a gradient with the action [`Average` or
-    ///   `Leave`](crate::SegmentAction). `Release` needs Linux and a stepper on the CPU that owns its memory, and is
-    ///   refused otherwise.
+    ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided only by
+    ///   the loss scale. The gradients of parameters that are [averaged or left](crate::SegmentAction), or have no
+    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip them too. After an abandoned
+    ///   pass, a bucket that was not stepped holds the sums or this rank's own gradients.
+    /// * [`Release`](Gradients::Release): in Eager, each bucket's pages are returned to the operating system right
+    ///   after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is faster
+    ///   than the steps. In the other modes all gradients are in memory when the last gradient has been reduced. The
+    ///   next write maps the pages again, one by one, and therefore costs more than a write to mapped pages. A page is
+    ///   not returned if it also holds the counts of ranks that had a gradient, or a gradient with the action
+    ///   [`Average` or `Leave`](crate::SegmentAction). `Release` needs Linux and a stepper on the CPU that owns its
+    ///   memory, and is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -286,8 +288,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets the element types of parameters, gradients, master weights and states. The default is f32 throughout.
-    /// Arithmetic is always f32. [`Precision`] says which types go together. [Groups](Self::group_precision) and
-    /// [parameters](crate::LayoutBuilder::dtype) may have other types. An optimizer of your own
+    /// Arithmetic is always f32. [`Precision`] says which types can be combined. [Groups](Self::group_precision) and
+    /// [parameters](crate::LayoutBuilder::dtype) may have other types. A custom optimizer
     /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
@@ -295,7 +297,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Gives one group of the layout its own precision. Parameters of different precisions never share a bucket.
-    /// Clipping, skipping and the loss scale cover all precisions.
+    /// Clipping, skipping and the loss scale apply across precisions.
     ///
     /// ```
     /// use instep::{AdamW, DType, Layout, Master, Precision, Solo, Stepper};
@@ -315,11 +317,11 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Writes a copy of each stepped parameter in this type, in the same launch, for example for an all-gather of a
-    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. The copy has the value
-    /// after the parameter's last update. Before the first update it is zeros. A custom optimizer
+    /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, an all-gather
+    /// can then send a smaller type. The copy is made from the [master weight](crate::Master), if there is one. It has
+    /// the value after the parameter's last update, and is zeros before the first update. A custom optimizer
     /// ([`Custom`](crate::optim::Custom)) writes no copy. [`Stepper::view`](crate::Stepper::view) and, on a GPU,
-    /// `Stepper::ptr` return the copy in place; [`Stepper::read`](crate::Stepper::read) returns it as f32.
+    /// `Stepper::ptr` return the copy in place. [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
@@ -327,7 +329,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Keeps an exponential moving average of each parameter in f32, or of its [master weight](crate::Master) if it has
     /// one. Each update of the parameter sets the average to `decay * average + (1 - decay) * parameter`, in the same
-    /// launch. Before the first update the average is zeros; the first update sets it to the parameter. A custom
+    /// launch. Before the first update the average is zeros. The first update sets it to the parameter. A custom
     /// optimizer ([`Custom`](crate::optim::Custom)) keeps no average. [`Stepper::read`](crate::Stepper::read) returns
     /// the average.
     ///
@@ -355,7 +357,7 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets what a pass does with parameters without a gradient. The default is [`Unused::Refuse`] on
+    /// Sets what a pass does with parameters that have no gradient. The default is [`Unused::Refuse`] on
     /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). Otherwise the default
     /// is [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
@@ -371,8 +373,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Divides the summed gradients by this number, from 1 to 2^24. By default they are divided by the number of ranks.
-    /// The division is a part of the step's gradient factor, so it adds no rounding. With 1, steps use the sums. The
-    /// gradient of a local parameter is not divided.
+    /// The division is a part of the step's gradient factor, so it adds no rounding. With 1, steps use the undivided
+    /// sums. The gradient of a local parameter is not divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -389,10 +391,10 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Clips one group of the layout separately, by the exact norm of its gradients. With `None` the group is not
-    /// clipped. All other groups are clipped together, by [`clip`](Self::clip). All parameters of a bucket are clipped
-    /// together. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This option is refused in Eager,
-    /// with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a loss
-    /// scaler, one infinite or NaN gradient skips the steps of all groups.
+    /// clipped. All other groups are clipped together, by [`clip`](Self::clip). Groups that are clipped separately
+    /// share no bucket. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This option is refused in
+    /// Eager, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a
+    /// loss scaler, one infinite or NaN gradient skips the steps of all groups.
     ///
     /// ```
     /// use instep::{Clip, Layout, Mode, Sgd, Solo, Stepper};
@@ -417,10 +419,10 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Skips a pass if a gradient is infinite or NaN, or becomes so when it is averaged. A skipped pass changes no
+    /// Skips a pass if a gradient is infinite or NaN before or after it is averaged. A skipped pass changes no
     /// parameter, state or step count. Only gradients of stepped parameters can cause a skip. Gradients of
-    /// [local](crate::LayoutBuilder::local) parameters cannot, because the other ranks do not see them. Eager refuses
-    /// this option.
+    /// [local](crate::LayoutBuilder::local) parameters cannot cause a skip, because the other ranks do not see them.
+    /// This option is refused in Eager.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
@@ -434,14 +436,15 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets the instruction set of the kernels. The default is the set that `INSTEP_ISA` names, or else the widest set
-    /// of the CPU.
+    /// that the CPU supports.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
     }
 
     /// Gives this stepper its own pool of `threads` kernel threads. The default is the communicator's shared pool, or
-    /// else `INSTEP_THREADS` threads, or else one per core.
+    /// else `INSTEP_THREADS` threads, or else one per core but at most
+    /// [`Pool::MAX_THREADS`](crate::Pool::MAX_THREADS).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -472,15 +475,15 @@ impl<'a> StepperBuilder<'a> {
 
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
-    /// On a GPU, only calls that wait for the GPU check the deadline. The time counts only while a collective is
-    /// unfinished and the trainer's stream has passed the last hand-over. A long backward therefore does not count.
-    /// Progress inside a captured graph cannot be observed, so the time of the whole replay counts.
+    /// On a GPU, only calls that wait for the GPU check the deadline. Time counts only while a collective is unfinished
+    /// and the trainer's stream has passed the last hand-over. A long backward therefore does not count. Progress
+    /// inside a captured graph cannot be observed, so the whole replay counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Records ops, accesses and their times. The list grows with every pass until
+    /// Records ops, accesses and their times. The recording grows with every pass until
     /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;

@@ -1,7 +1,7 @@
-//! The trainer's claims on memory, and all reasons to refuse one.
+//! The trainer's claims on memory, and all reasons to refuse a claim.
 //!
-//! A claim first announces the access to the schedule, then waits, and then records the access for the checker. It
-//! refuses before anything is written.
+//! The trainer claims memory before it accesses the memory. A claim announces the access to the schedule, then waits,
+//! and then records the access for the checker. A refused claim has written nothing.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -33,8 +33,8 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes, waits for all steps. For a tensor that
-    /// forward reads (a parameter), waits only for that tensor's bucket. Later buckets are stepped and gathered
+    /// Refuses a tensor that the trainer may not read now. Between passes, also waits for all steps, except for a
+    /// parameter or copy. `claim` then waits for only that tensor's bucket, so later buckets are stepped and gathered
     /// meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
@@ -47,7 +47,7 @@ impl<D: Device> Stepper<D> {
         }
         match memory {
             Memory::Params => self.refuse_resharded(id, memory),
-            // Before its first write in a pass, a gradient holds leftovers: the last pass's sum, or zeros.
+            // Before its first write in a pass, a gradient holds the last pass's sum, or zeros.
             Memory::Grads => self.refuse_unwritten(self.layout.index(id)?, "write it before you read it"),
             _ => self.refuse_open_pass(),
         }
@@ -80,8 +80,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Adds loaded numbers to the agreement, so that ranks detect a difference. Leaves out local parameters, because
-    /// their counts and states may differ between ranks.
+    /// Adds loaded numbers to the agreement, so that ranks detect a difference. Ignores local parameters, because their
+    /// counts and states may differ between ranks.
     pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
         if self.layout.parameters()[param].local {
             return;
@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Records the accesses that a trainer on a stream has made since its claim. Must be called before a hand-over.
+    /// If the trainer is a stream, records its accesses since its claim. Call this before a hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
@@ -136,7 +136,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Records the reads of a trainer on a stream. Must be called before a bucket is resharded.
+    /// If the trainer is a stream, records its reads of a bucket. Call this before the bucket is resharded.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {
@@ -150,7 +150,7 @@ impl<D: Device> Stepper<D> {
     /// Refuses to hand over a gradient that was not written in this pass.
     pub(super) fn refuse_unwritten_hand_over(&self, param: usize) -> Result<()> {
         let remedy = match self.unused {
-            // With Skip, buckets count the ranks, and `set_unused` is refused.
+            // With `Unused::Skip`, buckets count the ranks with a gradient, and `set_unused` is refused.
             Unused::Skip => "write it first, or leave it out and hand the others over by grad_ready",
             _ => "ask for it (get_mut, ptr) and write it, or call set_unused if no rank used it",
         };
@@ -171,8 +171,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
 
-    /// Refuses to close a pass in which a gradient was forgotten, in three cases: the caller sums the gradients, the
-    /// option is `Unused::Refuse`, or all of the caller's buckets would be overwritten with zeros.
+    /// Refuses to close a pass in which a gradient was forgotten. There are three cases: the caller sums the gradients,
+    /// the option is `Unused::Refuse`, or zeros would overwrite all borrowed gradients.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
         let is_written = |param: usize| written[param] || schedule.has_contributed(param);
@@ -186,7 +186,7 @@ impl<D: Device> Stepper<D> {
             let remedy = "write it, or call Stepper::set_unused if no rank used it";
             return Err(Error::order(named(param), wrong, remedy));
         }
-        // A hand-over says that the caller's sum is complete. The end of a pass does not say so.
+        // Only a hand-over says that the caller's sum is complete. The end of a pass says nothing about the sum.
         let is_unclaimed = |param: &usize| {
             let segment = plan.segment_of(*param);
             let is_summed = segment.len > 0 && !plan.bucket_of(segment).is_local;
@@ -239,7 +239,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().touch(Schedule::touch_control)
     }
 
-    /// Refuses further calls after a rescue, when the stepper can only be read.
+    /// Refuses further calls after a rescue, because the stepper can then only be read.
     pub(super) fn refuse_rescued(&self) -> Result<()> {
         self.run.borrow().refuse_rescued()
     }

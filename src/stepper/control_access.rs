@@ -1,7 +1,7 @@
-//! Bytes that stepper and device exchange between launches: settings, counts, the status of a pass, and tensors.
+//! Reads and writes the device's memory between launches: settings, counts, the status of a pass, and tensors.
 //!
-//! Each call claims its bytes in the schedule and records the access for the checker, before it calls the device. Calls
-//! that take a span leave both to their caller. Only this file and the views access memory that ops touch.
+//! A function claims its bytes in the schedule and records the access for the checker, before it calls the device. Some
+//! functions leave both to their callers, and say so. Only this file and `views.rs` access memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -52,7 +52,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         run.touch(Schedule::touch_settings)?;
         run.note(Access { span: Span::SETTINGS, writes: true });
-        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
+        // SAFETY: `touch_settings` has waited for the last Begin, and a later `begin` submits the next Begin.
         run.device.write_settings(&self.settings, unsafe { Claimed::promise() });
         self.settings_changed = false;
         Ok(())
@@ -81,13 +81,13 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a span to the host. The caller has claimed the span and recorded the access.
     pub(super) fn read_span(&self, span: Span, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the claim has told the schedule and has been waited for.
+        // SAFETY: the claim was announced to the schedule and has been waited for.
         self.run.borrow_mut().device.read(span, into, unsafe { Claimed::promise() })
     }
 
     /// Copies to a span from the host. The caller has claimed the span and recorded the access.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
-        // SAFETY: the claim has told the schedule and has been waited for; a claim to write excludes views.
+        // SAFETY: the claim was announced to the schedule and has been waited for. A claim to write excludes views.
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })
     }
 
@@ -99,7 +99,7 @@ impl<D: Device> Stepper<D> {
         borrowed: Option<BorrowedPieces>,
         words: &Arc<Words>,
     ) -> Result<D> {
-        // SAFETY: the caller has claimed everything, and no pass is open; the pieces are of this plan.
+        // SAFETY: the caller has claimed everything, and no pass is open. The pieces are of this plan.
         let claimed = unsafe { Claimed::promise() };
         self.run.get_mut().device.rebuilt(plan, assignment, borrowed, words, claimed)
     }
@@ -148,13 +148,13 @@ impl<D: Device> Stepper<D> {
         run.device.write_progress(record, progress, unsafe { Claimed::promise() })
     }
 
-    /// Copies a part of control memory to the host. Call it between passes; it waits for all steps.
+    /// Waits for all steps, and copies a part of control memory to the host. Call it between passes.
     pub(super) fn read_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         self.settle_control()?;
         self.copy_control_part(span)
     }
 
-    /// Waits for the decision that wrote the loss scale, and copies it to the host. It may be called inside a pass.
+    /// Waits for the decision that wrote the loss scale, and copies the loss scale to the host. A pass may be open.
     pub(super) fn read_loss_scale(&self) -> Result<[u8; 8]> {
         self.run.borrow_mut().touch(Schedule::touch_loss_scale)?;
         self.copy_control_part(Span::LOSS_SCALE)
@@ -170,7 +170,7 @@ impl<D: Device> Stepper<D> {
         Ok(bytes)
     }
 
-    /// Replaces a part of control memory. Call it between passes, once all steps have ended.
+    /// Waits for all steps, and replaces a part of control memory. Call it between passes.
     pub(super) fn write_control_part(&mut self, span: Span, bytes: &[u8]) -> Result<()> {
         assert!(span.memory == Memory::Control && span.bytes() == bytes.len() as u64, "{span:?}");
         self.settle_control()?;

@@ -11,8 +11,8 @@ use crate::layout::ParamId;
 use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
-/// Selects the step counts that a call reads or sets: those of all optimizers of a parameter, or of one. If it selects
-/// all, a read returns the first optimizer's count.
+/// Selects the step counts that a call reads or sets: those of all optimizers of a parameter, or that of one optimizer.
+/// If all are selected, a read returns the first optimizer's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCountKey {
     param: ParamId,
@@ -33,25 +33,25 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 
 impl<D: Device> Stepper<D> {
     /// Returns how many updates a parameter has had by its first optimizer. With the key `(parameter, optimizer)`, it
-    /// counts the updates by that one of the parameter's [optimizers](Self::optimizers_of). The counts differ only if
-    /// an optimizer was [added later](Self::add_optimizer_for).
+    /// counts the updates by that [optimizer](Self::optimizers_of). The counts of a parameter's optimizers differ only
+    /// if an optimizer was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Layout` if the parameter is of another layout, `Config` if that optimizer does not step
-    /// it. `Poisoned` after a failure.
+    /// `Order` inside a pass. `Layout` if the parameter belongs to another layout. `Config` if that optimizer does not
+    /// step the parameter. `Poisoned` after a failure.
     pub fn step_count(&self, key: impl Into<StepCountKey>) -> Result<u64> {
         let (param, round) = self.first_round(key.into())?;
         self.settle_control()?;
         Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update is number
+    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update has the number
     /// `count + 1`, also for the bias correction. Update number 1 sets a momentum buffer instead of averaging into the
     /// buffer. If an optimizer [carries](Self::carried) a number, pass this number with the count. All ranks must set
-    /// the same count. If they differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
+    /// the same count. If the counts differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -69,10 +69,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count). `Config` in these cases: the count is 2^63 or more; the count is
-    /// above 0, and the number that the optimizer carries is missing; the optimizer carries no number, and a number
-    /// other than 1 is given; the number is not a product of momenta, which is 1 before the first update, and then at
-    /// least 0 and below 1.
+    /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. `Config` if the optimizer
+    /// carries a number, the count is above 0, and no number is given. `Config` if the optimizer carries no number, and
+    /// a number other than 1 is given. `Config` if the number cannot be a product of momenta: it must be 1 if the count
+    /// is 0, and otherwise at least 0 and below 1.
     pub fn set_step_count(
         &mut self,
         key: impl Into<StepCountKey>,
@@ -100,8 +100,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which is carried from update to update like
-    /// the [step count](Self::step_count). It is 1 before the first update. Returns `None` for all other optimizers.
+    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which the optimizer carries from update to
+    /// update like the [step count](Self::step_count). The product is 1 before the first update. Returns `None` for all
+    /// other optimizers.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -122,8 +123,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Returns the name of a carried number: that of `torch.optim`, with the suffix `#k` for the `k`-th further
-    /// optimizer.
+    /// Returns the name of a carried number. It is the name in `torch.optim`, with the suffix `#k` for the `k`-th
+    /// further optimizer.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);
@@ -132,8 +133,8 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns all optimizers: first those of groups in the layout's order, then further ones of groups, then those of
-    /// single parameters in the order of registration.
+    /// Returns all optimizers. The first optimizers of groups come first, in the layout's order. Further optimizers of
+    /// groups follow, and then optimizers of single parameters in the order of registration.
     ///
     /// ```
     /// use std::any::Any;
@@ -159,8 +160,8 @@ impl<D: Device> Stepper<D> {
         self.optimizers.all()
     }
 
-    /// Returns the optimizers of a parameter: first those that step it, in order, then those that are only
-    /// [attached](crate::StepperBuilder::attach) to it.
+    /// Returns the optimizers of a parameter. Those that step it come first, in the order of their steps. Those that
+    /// are only [attached](crate::StepperBuilder::attach) to it follow.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -1,8 +1,7 @@
 //! Steppers that predict their run. Options, refusals, byte counts and schedule are those of a real run, but no memory
 //! is allocated.
 //!
-//! `src/forecast.rs` has the device. This file makes the stepper, and has the calls with which the trainer advances its
-//! clock.
+//! `src/forecast.rs` has the device. This file builds the stepper, and has the calls that advance the trainer's clock.
 
 use std::ops::{Deref, DerefMut};
 
@@ -16,10 +15,10 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
-    /// Builds a stepper that predicts the run of one rank of a group. It predicts which ops run, at what time, and how
-    /// many bytes the rank needs. `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The
-    /// trainer calls this stepper like a real one, and advances its clock with [`Foresight::compute`]. Nothing is
-    /// allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
+    /// Builds a stepper that predicts the run of one rank of a group. It predicts which ops run, when they run, and how
+    /// many bytes the rank needs. `cost` gets an op and the number of bytes that it moves, and returns the op's
+    /// nanoseconds. The trainer calls this stepper like a real stepper, and advances its own clock with
+    /// [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -44,7 +43,7 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), but only those that concern options.
+    /// The errors of [`host`](Self::host) that concern options.
     pub fn forecast(
         self,
         rank: u32,
@@ -80,7 +79,7 @@ impl Foresight {
     /// of a parameter or, in a pass, a write of a gradient.
     ///
     /// # Errors
-    /// Errors as for [`Stepper::read`], but only those that concern the tensor.
+    /// The errors of [`Stepper::read`] that concern the tensor.
     pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
         let (id, memory) = self.0.find(tensor.into())?;
         let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;

@@ -1,8 +1,8 @@
 //! A stepper on a GPU: the trainer gets addresses instead of slices, and the trainer's stream waits instead of its
 //! thread.
 //!
-//! Passes and schedule are the same as on the host. Asking for an address makes the trainer's stream wait. The host
-//! waits only in calls that are documented to wait. Memory that the GPU cannot reach is refused before any launch.
+//! Passes and schedule are the same as on the host. A call that returns an address makes the trainer's stream wait. The
+//! host waits only in calls that are documented to wait. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use crate::collective::Sums;
@@ -54,43 +54,44 @@ impl StepperBuilder<'_> {
     /// stepper [records](Self::record), this also waits for all earlier work on the trainer's stream.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for options of the host device.
-    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
-    /// `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call, such as an allocation.
+    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
+    /// host device. `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
+    /// `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a call, such as an allocation.
     ///
     /// # Safety
-    /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If it is the calling thread's own default
-    /// stream (handle 2), the stepper stays on this thread. On another thread handle 2 names another stream.
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If this stream is the calling thread's own
+    /// default stream (handle 2), the stepper stays on this thread. On another thread, handle 2 names another stream.
     pub unsafe fn cuda(self, sums: impl Into<Sums>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(sums.into(), None, cuda)
     }
 
     /// Builds the stepper on a GPU, on the caller's parameters and gradient buckets. [`Borrowed`] takes their device
-    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). The same options are
-    /// rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
-    /// an example.
+    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). This call rejects the
+    /// same options as [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after)
+    /// has an example.
     ///
     /// # Ordering
-    /// Ordering as for [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters.
-    /// Between passes the stream may fill them again after [`Stepper::ptr`], with the same values on every rank,
-    /// because nothing broadcasts them. It must not fill parameters with [master weights](crate::Master): only
-    /// [`Stepper::write`] writes masters.
+    /// Ordering as for [`cuda`](Self::cuda). Work on the trainer's stream must run after the work that filled the
+    /// parameters. Between passes, work on that stream may fill parameters again after [`Stepper::ptr`]. Every rank
+    /// must fill in the same values, because nothing broadcasts them. Never fill a parameter with a [master
+    /// weight](crate::Master) in this way, because only [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for options of the host device.
-    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device. `Layout` if a
-    /// tensor has no address or two, is misaligned for its type, overlaps another one, or is not in this GPU's memory.
-    /// `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call.
+    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
+    /// host device. `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
+    /// `Layout` if a tensor has no address or two addresses, is misaligned for its type, overlaps another tensor, or is
+    /// not in this GPU's memory. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a
+    /// call.
     ///
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
-    /// it is valid until the device has been synchronised afterwards. Until then the tensor is touched only by the
-    /// stepper, by the all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and by work on the trainer's
-    /// stream. Streams that fork from the trainer's stream after [`Stepper::ptr`] and join it before the hand-over
+    /// the address is valid until the device has been synchronised afterwards. Until then, only the stepper, the
+    /// all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's stream access the
+    /// tensor. Streams that fork from the trainer's stream after [`Stepper::ptr`] and join it before the hand-over
     /// count as the trainer's stream. In a pass, a gradient may be written only after [`Stepper::ptr`] has returned its
-    /// address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for it and its next
-    /// hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
+    /// address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for the parameter and
+    /// its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -153,9 +154,9 @@ impl StepperBuilder<'_> {
 
 impl Stepper<CudaDevice> {
     /// Hands over a bucket that the caller sums. The caller has recorded `event` after that sum, and the bucket's step
-    /// waits for this event. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the
-    /// steady state of [`Mode::Eager`](crate::Mode) this call makes four driver calls. One reads the current context;
-    /// three act on the optim stream: a wait, a launch and a record.
+    /// waits for `event`. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the
+    /// steady state of [`Mode::Eager`](crate::Mode) this call makes four driver calls. One reads the current context.
+    /// The other three are a wait, a launch and an event record on the optim stream.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;
@@ -180,8 +181,8 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// This call enqueues the wait, so the event may be destroyed or recorded again afterwards. Steps of later buckets
-    /// run after the event too. In a [capture](Self::capture), the event must have been recorded inside the capture;
-    /// replays need no event.
+    /// run after the event too. In a [capture](Self::capture), the event must have been recorded inside the capture.
+    /// Replays need no event.
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` for a null event, if the stepper itself sums the
@@ -201,10 +202,10 @@ impl Stepper<CudaDevice> {
         self.hand_over_awaited(bucket, event)
     }
 
-    /// Returns the address of a tensor. Between passes it can be any tensor; in a pass, a parameter or a gradient. In a
-    /// pass, a gradient counts as written after this call. Write all of the gradient, or add to it if it [was
-    /// written](Self::is_first) before. You may only read any other tensor at its address, except that you may also
-    /// write borrowed parameters ([`StepperBuilder::cuda_borrowing`]). To change other tensors, call
+    /// Returns the address of a tensor. Between passes, `tensor` may be any tensor. In a pass, it must be a parameter
+    /// or a gradient, and this call marks a gradient as written. Write all of that gradient, or add to it if it [was
+    /// written](Self::is_first) before. Borrowed parameters may also be written at their addresses
+    /// ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read there. To change them, call
     /// [`write`](Self::write).
     ///
     /// # Shapes
@@ -213,11 +214,12 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address from inside a
-    /// pass may be used until the hand-over. A parameter's address from between passes may be used until the
-    /// parameter's hand-over in the next pass, and any other address until the next pass begins. Any other stream that
-    /// uses the address must first wait for the trainer's stream, after this call. Before the hand-over
-    /// or pass that ends this time, the trainer's stream must wait for that stream. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until
-    /// its bucket is [resharded](Self::reshard), by a call or by the bucket's launch.
+    /// pass may be used until the parameter's hand-over. A parameter's address from between passes may be used until
+    /// the parameter's hand-over in the next pass. Any other address from between passes may be used until the next
+    /// pass begins. Another stream that uses the address must first wait for the trainer's stream, after this call. The
+    /// trainer's stream must then wait for that stream before the hand-over or `begin` that ends the address's use.
+    /// With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
+    /// [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper keeps no such tensor, holds it in
@@ -256,12 +258,12 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the whole
-    /// pass. This call returns at once, unless the host is eight passes ahead. All ranks must replay the same capture
-    /// at the same point, with the same learning rates and frozen parameters. Ranks do not compare a replay's
-    /// collectives, so a difference makes them hang or diverge.
+    /// pass. This call returns at once, unless the host is eight passes ahead of the GPU. All ranks must replay the
+    /// same capture at the same point, with the same learning rates and frozen parameters. Ranks do not compare a
+    /// replay's collectives, so a difference makes them hang or diverge.
     ///
     /// # Errors
-    /// `Order` if a pass is open, parameters have been written since the last one, or the capture belongs to another
+    /// `Order` if a pass is open, parameters have been written since the last pass, or the capture belongs to another
     /// stepper. `Poisoned` after a failure.
     ///
     /// # Safety
@@ -287,7 +289,7 @@ impl Stepper<CudaDevice> {
         Ok(())
     }
 
-    /// Returns the event from which the times of recorded ops count, if ops are recorded.
+    /// If ops are recorded, returns the event from which their times count.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.run.borrow().device.timing.as_ref().map(|timing| timing.origin.handle())

@@ -1,7 +1,8 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! A captured pass is an ordinary pass whose streams fork from the trainer's stream and join it again. Every capture
-//! that begins also ends. After a failed capture the stepper is in the state before it.
+//! In a captured pass, all streams fork from the trainer's stream and join it again. Otherwise it is an ordinary pass.
+//! Every capture that begins also ends. After a failed capture the stepper is in the state before the capture, unless
+//! its trainer has replaced it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ impl Stepper<CudaDevice> {
     /// Captures a pass as a CUDA graph: the work that `trainer` enqueues on its stream, and the pass's collectives and
     /// steps. Nothing runs yet. [`replay`](Self::replay) then runs the pass with one launch, any number of times, with
     /// the current learning rates. A parameter that is frozen later is frozen in replays too. A parameter that was
-    /// frozen at the capture stays frozen in its replays; to step it, capture again.
+    /// frozen at the capture stays frozen in its replays. To step it, capture again.
     ///
     /// ```no_run
     /// # use instep::cuda::CudaDevice;
@@ -44,16 +45,19 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// `trainer` must enqueue its work on the stream that the stepper was built with. It may also use streams that fork
-    /// from that stream and join it again. It must not wait for that work. It must use addresses, because copies from
-    /// and to the host are refused. All ranks must capture the same pass. The captured pass keeps the communicator
-    /// open, so drop the captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
+    /// from that stream and join it again. `trainer` must not wait for its work. It must access tensors by address,
+    /// because copies from and to the host are refused. All ranks must capture the same pass. The captured pass keeps
+    /// the communicator open, so drop the captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors
-    /// `Order` if a pass is open, if no pass has been made yet (the first one broadcasts rank 0's parameters), or if
-    /// `trainer` has not finished its pass. `Unsupported` on the legacy default stream, or with
-    /// [`Strategy::Fsdp`](crate::Strategy). `Poisoned` after a failure. The error that `trainer` returns. `Device` if
-    /// the driver cannot capture a call. After an error, and if `trainer` panics, the capture has ended and the stepper
-    /// is in the state before the capture. A panic inside the pass ends the group, as it does without a capture.
+    /// `Order` if a pass is open. `Order` if the next pass must broadcast rank 0's parameters: it is the first pass, or
+    /// parameters were written after the last pass. `Order` if `trainer` has not finished its pass, or has put another
+    /// stepper in place of this one. `Unsupported` on the legacy default stream, or with
+    /// [`Strategy::Fsdp`](crate::Strategy). `Unsupported` with [offload](crate::StepperBuilder::offload) to pageable
+    /// memory, or with offload and a [`grad_scaler`](crate::StepperBuilder::grad_scaler). `Poisoned` after a failure.
+    /// Any error that `trainer` returns. `Device` if the driver cannot capture a call. After an error, and if `trainer`
+    /// panics, the capture has ended. The stepper is in the state before the capture, unless `trainer` has replaced it.
+    /// A panic inside the pass ends the group, as it does without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
@@ -98,10 +102,10 @@ impl Stepper<CudaDevice> {
         let run = self.run.get_mut();
         let is_whole = !run.schedule.was_abandoned();
         run.schedule.synchronize();
-        // If this fails, `end_capture` reports why.
+        // If `settle` fails, `end_capture` reports why.
         let _ = run.settle();
         let captured = run.device.end_capture();
-        // Nothing in the capture has run, so its positions mean nothing outside.
+        // Nothing in the capture has run, so stream positions from it are invalid outside.
         run.forgive();
         run.schedule.set_pass(pass);
         run.schedule.set_late_unused(late_unused);

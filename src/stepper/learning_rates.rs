@@ -1,4 +1,5 @@
-//! Learning rates and other hyperparameters: set between passes, multiplied per parameter, or following a schedule.
+//! Learning rates and other hyperparameters: calls that set them between passes, multipliers per parameter, and
+//! schedules.
 //!
 //! Every change is written to the settings, which the next Begin reads. Nothing is rebuilt, and a captured graph stays
 //! valid. All ranks must make the same changes.
@@ -16,16 +17,18 @@ impl<D: Device> Stepper<D> {
     /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
     /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
     /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
-    /// the [collective](crate::Collective). If ranks differ, the next pass's first collective returns `Mismatch`. Other
-    /// collectives do not compare; with them, parameters diverge. Hyperparameters are not saved in checkpoints.
+    /// the [collective](crate::Collective). If learning rates differ, the next pass's first collective returns
+    /// `Mismatch`. Other collectives do not compare, so parameters would diverge. Hyperparameters are not saved in
+    /// checkpoints.
     ///
     /// # Ordering
-    /// Waits until the last pass has begun on the optim stream, not for its steps. After an abandoned pass, waits for
-    /// all of its unfinished ops.
+    /// Waits until the op `Begin` of the last pass has run, but does not wait for the pass's steps. After an abandoned
+    /// pass, waits for all of its unfinished ops.
     ///
     /// # Errors
-    /// `Config` if there is no such optimizer, if the group has several, or if the optimizer follows a schedule or
-    /// refuses the learning rate. Nothing has changed then. `Order` inside a pass. `Poisoned` after a failure.
+    /// `Config` if there is no such optimizer, or if the group has several optimizers. `Config` if the optimizer
+    /// follows a schedule or refuses the learning rate. Nothing has changed then. `Order` inside a pass. `Poisoned`
+    /// after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();
@@ -61,7 +64,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
     /// buffer. Momentum can be switched on later only if another SGD in the same round has a buffer. A state that is
-    /// used for the first time is zeros; a state that was used before continues from its old values.
+    /// used for the first time is zeros. A state that was used before continues from its old values.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and
@@ -96,12 +99,12 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
-    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is
-    /// counted as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is the
+    /// same as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
-    /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range.
-    /// `Order` inside a pass.
+    /// `Config` if there is no such optimizer, if the group has several optimizers, or if the schedule's numbers are
+    /// out of range. `Order` inside a pass.
     pub fn set_lr_schedule<'k>(
         &mut self,
         optimizer: impl Into<OptimizerKey<'k>>,
@@ -115,8 +118,8 @@ impl<D: Device> Stepper<D> {
     /// Sets the factor that multiplies the learning rates of a parameter's optimizers, from the next pass on. The
     /// factor applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and
     /// is not saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first
-    /// update. All ranks must set the same factor. If they differ, the next collective that [compares](Self::set_lr)
-    /// returns `Mismatch`.
+    /// update. All ranks must set the same factor. If the factors differ, the next collective that
+    /// [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -160,9 +163,9 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.lr_multiplier(self.layout.index(id)?))
     }
 
-    /// Returns the step of the learning-rate schedules in the next pass: the number of finished passes. Joined and
-    /// replayed passes count. Skipped passes count too, because only the device knows which passes were skipped.
-    /// Abandoned passes do not count. Save the step with your checkpoints.
+    /// Returns the step of the learning-rate schedules in the next pass. The step is the number of finished passes,
+    /// including [joined](Self::join) and replayed passes. Skipped passes count too, because only the device knows
+    /// which passes were skipped. Abandoned passes do not count. Save the step with your checkpoints.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }
@@ -171,7 +174,7 @@ impl<D: Device> Stepper<D> {
     /// [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` for a step of 2^63 or more.
+    /// `Order` inside a pass. `Config` for a step of 2^63 or more.
     pub fn set_schedule_step(&mut self, step: u64) -> Result<()> {
         self.refuse_open_pass()?;
         if step >= 1 << 63 {

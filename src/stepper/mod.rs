@@ -1,9 +1,9 @@
 //! A rank's training: the stepper, its passes, and views of the memory that it owns.
 //!
-//! `state/` holds data, `stepper.rs` owns these data, and the other files are the interface above. No file imports a
-//! file of a higher layer (`tests/house/tidy`). The safe interface cannot race. Slices borrow the stepper, every launch
-//! borrows the stepper mutably, and every access first waits for the ops that it conflicts with. Only the schedule
-//! decides the order of ops; these files forward events to it.
+//! `state/` defines the data, `stepper.rs` owns it, and the other files are the interface for users. No file imports a
+//! file of a higher layer (`tests/house/tidy`). The safe interface cannot race. Slices borrow the stepper, and every
+//! launch borrows the stepper mutably. Every access first waits for the ops that it conflicts with. Only the schedule
+//! decides the order of ops. These files forward events to the schedule.
 
 mod access;
 mod as_f32;

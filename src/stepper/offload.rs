@@ -1,8 +1,8 @@
 //! Steps on the host (offload): the options that cannot be combined with offload, and how parameters are restored after
 //! a failure.
 //!
-//! The host's memory holds the parameter. The device has a copy; `schedule/offload.rs` updates it. A write by the
-//! trainer goes to both.
+//! The host's memory holds the parameters. The device has copies, which the ops of `schedule/offload.rs` update. A
+//! write by the trainer changes the host's memory and the copy.
 
 use crate::collective::Collective;
 use crate::cuda::HostSide;
@@ -29,8 +29,8 @@ impl StepperBuilder<'_> {
     /// running steps.
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
-    /// whether an entry of [`Stepper::memory`] is in the host's memory. On the host device there is only the host's
-    /// memory. Offload saves no memory there, but lets you test the schedule.
+    /// whether an entry of [`Stepper::memory`] is in the host's memory. The host device has only the host's memory.
+    /// Offload saves no memory there, but lets you test the schedule.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};

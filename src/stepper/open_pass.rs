@@ -1,7 +1,7 @@
 //! The calls of an open pass: hand-overs, micro-batches, and the end of the pass.
 //!
-//! A call is refused before it changes anything, so it can be repeated. These calls do not borrow the pass. `pass.rs`
-//! has a type that borrows, so that the compiler checks accesses.
+//! A refused call has changed nothing, so it can be repeated. These calls do not keep a borrow of the stepper. `Pass`
+//! in `pass.rs` keeps a borrow, so that the compiler checks accesses.
 
 use std::sync::Arc;
 
@@ -41,14 +41,15 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. Steps of later
-    /// buckets run after this sum too. The stepper neither reads nor writes the bucket until `sum` has returned.
-    /// Closing a stepper, and dropping one of borrowed memory, wait for `sum`, without a deadline and after a panic
-    /// too. `sum` must therefore return even if the trainer fails. For example, it can wait for a channel with a sender
-    /// that is dropped before the stepper. `sum` must not own the stepper.
+    /// Returns at once. On a stepper built [inline](crate::StepperBuilder::inline), this call runs `sum` before it
+    /// returns. The steps of buckets that are handed over later also run after this sum. The stepper neither reads nor
+    /// writes the bucket until `sum` has returned. Closing the stepper waits for `sum`, without a deadline. Dropping a
+    /// stepper on borrowed memory waits in the same way, also after a panic. `sum` must therefore return even if the
+    /// trainer fails. For example, `sum` can wait on a channel if the channel's sender is dropped before the stepper.
+    /// `sum` must not own the stepper.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` if the stepper itself sums the bucket, or this is
+    /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` if the stepper itself sums the bucket, or if this is
     /// not the last micro-batch. An error or a panic of `sum` poisons the stepper.
     pub fn bucket_ready_after(
         &mut self,
@@ -62,7 +63,7 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a pass. It emits the broadcast of parameters if one is needed, and sets the number that ranks compare.
+    /// Opens a pass, emits the broadcast of parameters if one is needed, and sets the number that ranks compare.
     pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
         self.refuse_rescued()?;
         self.run.get_mut().schedule.require_closed()?;
@@ -78,7 +79,7 @@ impl<D: Device> Stepper<D> {
             run.device.agree(run.schedule.agreement_of(&opening))?;
         }
         if self.params_written.is_any() {
-            // The next pass's number must not include what was written before this one.
+            // This pass compares the writes before it, so the next pass's number must not include them.
             self.agreement.forget();
         }
         let broadcast = self.params_written.broadcast(&self.plan);
@@ -89,19 +90,21 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a parameter: you have written its gradient and finished one use of it. A bucket is reduced once all
-    /// its parameters are handed over; with several ranks, all earlier buckets must be handed over too. The mode
-    /// decides when the bucket is stepped. With sums [by the caller](crate::Sums::by_caller), this call also says that
-    /// the sum of the gradient is complete. On a GPU you must say this by an event, with `bucket_ready_after`.
+    /// Hands over a parameter. The call says that you have written its gradient and finished one use of the parameter.
+    /// A bucket is reduced once all its parameters are handed over. With several ranks, all earlier buckets must be
+    /// handed over too. The mode decides when the bucket is stepped. With sums [by the caller](crate::Sums::by_caller),
+    /// this call also says that the sum of the gradient is complete. On a GPU, pass an event to `bucket_ready_after`
+    /// instead.
     ///
     /// # Ordering
-    /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
-    /// ends. On a GPU, the all-reduce and the step run after all work that is already enqueued on the trainer's stream.
+    /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
+    /// the pass or micro-batch ends. On a GPU, the all-reduce and the step run after all work that is already enqueued
+    /// on the trainer's stream.
     ///
     /// # Errors
-    /// `Order` if no pass is open, the parameter is frozen, or it was already handed over as often as it is used.
-    /// `Order` if its gradient was not written in this pass (with [`Accumulation::Summed`](crate::Accumulation), in
-    /// this micro-batch). `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if no pass is open, if the parameter is frozen, or if it was already handed over as often as it is used.
+    /// `Order` if the gradient was not written in this pass (with [`Accumulation::Summed`](crate::Accumulation), in
+    /// this micro-batch). `Layout` if `id` is of another layout. A refused call launches nothing.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -119,10 +122,12 @@ impl<D: Device> Stepper<D> {
 
     /// Begins the next micro-batch of the pass. The trainer may access every parameter again, and gradients keep their
     /// values. With [`Accumulation::Summed`](crate::Accumulation), this call first hands over the gradients that were
-    /// written and not handed over. In the next micro-batch the first write of each gradient then replaces it.
+    /// written and not handed over. In the next micro-batch, the first write of each gradient then replaces the
+    /// gradient.
     ///
     /// # Errors
-    /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.
+    /// `Order` if this is the last micro-batch (see [`begin_accumulating`](Self::begin_accumulating)), or if no pass is
+    /// open.
     pub fn next_micro_batch(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_next_micro_batch()?;
         if !self.plan.sums_micro_batches() {
@@ -138,8 +143,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over the gradients that were written and not handed over, from the last parameter to the first, as in
-    /// backward.
+    /// Hands over the gradients that were written and not handed over, from the last parameter to the first. Backward
+    /// has the same order.
     fn hand_over_written(&mut self) -> Result<()> {
         for param in 0..self.layout.parameters().len() {
             self.note_hand_over(param);
@@ -154,18 +159,18 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its
-    /// uses. All these gradients must have been written, with every option of [`Unused`](crate::Unused). To leave a
+    /// Hands over a bucket: all uses of each parameter that is neither frozen nor [unused](Self::set_unused). Every
+    /// gradient that is handed over must have been written, with every option of [`Unused`](crate::Unused). To leave a
     /// gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
-    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU you must say
-    /// this by an event, with `bucket_ready_after`.
+    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU, pass an event
+    /// to `bucket_ready_after` instead.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
     ///
     /// # Errors
-    /// `Order` if no pass is open, or one of these parameters was handed over already or its gradient not written.
-    /// `Layout` if there is no such bucket. Nothing is launched then.
+    /// `Order` if no pass is open. `Order` if one of these parameters was already handed over, or if its gradient was
+    /// not written. `Layout` if there is no such bucket. A refused call launches nothing.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.run.get_mut().schedule.require_open()?;
@@ -202,7 +207,7 @@ impl<D: Device> Stepper<D> {
         let plan = Arc::clone(&self.plan);
         let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
         let schedule = &self.run.get_mut().schedule;
-        // The bucket's gradients may have been handed over one by one before the last parameter was declared unused.
+        // If the last parameter was declared unused after all others were handed over, no parameter is left to check.
         if !schedule.waits_for_release(bucket) {
             for param in segments.iter().map(|segment| segment.param as usize) {
                 let schedule = &self.run.get_mut().schedule;
@@ -233,19 +238,20 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
-    /// Closes the pass. First hands over the gradients that were written and not yet handed over, unless the caller
-    /// sums them: only the caller's own hand-over says that a sum is complete. [`Unused`](crate::Unused) decides what
-    /// happens to parameters without a gradient.
+    /// Closes the pass. First hands over the gradients that were written and not yet handed over. Gradients that the
+    /// caller sums are excluded, because only the caller's own hand-over says that a sum is complete.
+    /// [`Unused`](crate::Unused) decides what happens to parameters without a gradient.
     ///
     /// # Ordering
-    /// Returns at once; the next access waits for the steps that it needs. On a GPU, in Sequential and Eager, the
+    /// Returns at once. The next access waits for the steps that it needs. On a GPU in Sequential and Eager, the
     /// trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` in five cases. An open pass then stays open: complete or abandon it.
+    /// `Order` in five cases. If a pass is open, it stays open: complete or abandon it.
     /// - No pass is open.
     /// - This is not the last micro-batch.
-    /// - A gradient was not written, and the option is [`Unused::Refuse`](crate::Unused) or the caller sums it.
+    /// - A gradient was not written, and the option is [`Unused::Refuse`](crate::Unused) or the caller sums the
+    ///   gradient.
     /// - The memory is borrowed, and no gradient was written.
     /// - With sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over.
     ///
@@ -277,8 +283,8 @@ impl<D: Device> Stepper<D> {
     /// Abandons the open pass. The gradients of buckets that have not been launched are discarded.
     ///
     /// # Ordering
-    /// Returns at once, except in a pass that broadcasts parameters, where this call waits for the broadcast. In
-    /// Sequential and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
+    /// Returns at once, unless the pass broadcasts parameters. This call then waits for the broadcast. In Sequential
+    /// and Normed no parameter has changed. In Eager the buckets named in the result stay stepped.
     /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
     /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or
     /// `Mismatch`.

@@ -1,7 +1,7 @@
 //! A pass that borrows its stepper, so that the compiler enforces the rules of safe access.
 //!
-//! Each rule is a lifetime, with one example that compiles and one that must not. The stepper's state, not `Drop`,
-//! decides whether a pass is open. After a leaked or detached pass, the next `begin` is therefore an error.
+//! Each rule is a lifetime, with an example that must not compile. The stepper's state, not `Drop`, decides whether a
+//! pass is open. The next `begin` after a leaked or detached pass is therefore an error.
 
 use std::mem;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use crate::stepper::stepper::{Abandoned, Stepper};
 use crate::stepper::views::{Grads, Params};
 
 /// An open pass of a stepper. A pass dereferences to the [stepper](Stepper), which has all calls of an open pass.
-/// Dropping a pass abandons it; [`detach`](Self::detach) leaves it open.
+/// Dropping a pass abandons it. [`detach`](Self::detach) leaves it open.
 ///
 /// A slice cannot be used after any gradient is handed over:
 /// ```
@@ -140,22 +140,23 @@ impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
-    /// Does not wait; the steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
-    /// [write](Stepper::write) of a parameter, the next pass broadcasts the parameters of its bucket, and ranks compare
-    /// which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks' calls.
+    /// Does not wait. The steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
+    /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket.
+    /// Ranks then compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread then waits until
+    /// the other ranks compare too.
     ///
     /// # Errors
-    /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it). `Config` if
-    /// the optimizer refuses a learning rate of a [schedule](crate::StepperBuilder::lr_schedule).
+    /// `Order` if a pass is still open, [detached](Pass::detach) or leaked. [`abandon`](Self::abandon) ends that pass.
+    /// `Config` if the optimizer refuses a learning rate of a [schedule](crate::StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
 
-    /// Opens a pass of several micro-batches whose gradients accumulate. The first write in the pass replaces a
-    /// gradient. The trainer adds later gradients with [`Grads::add`]. Buckets are launched only in the last
-    /// micro-batch. With shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation) instead. The
-    /// first write in each micro-batch then replaces the gradient. For a mean over micro-batches, the trainer divides
-    /// its loss by the number of micro-batches.
+    /// Opens a pass of several micro-batches, over which gradients accumulate. The first write in the pass replaces a
+    /// gradient. The trainer adds the gradients of later micro-batches with [`Grads::add`]. Buckets are launched only
+    /// in the last micro-batch. With shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation)
+    /// instead. The first write in each micro-batch then replaces the gradient. For a mean over micro-batches, the
+    /// trainer divides its loss by the number of micro-batches.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -186,8 +187,8 @@ impl<D: Device> Stepper<D> {
 }
 
 impl Pass<'_> {
-    /// Returns views of parameters and gradients. Both borrow the whole pass, so they end when a gradient is handed
-    /// over. Call this again for each layer.
+    /// Returns views of parameters and gradients. Both views borrow the whole pass, so they cannot be used after a
+    /// gradient is handed over. Call `split` again for each layer.
     pub fn split(&mut self) -> (Params<'_>, Grads<'_>) {
         (Params::new(self.stepper), Grads::new(self.stepper))
     }
@@ -203,8 +204,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper }
     }
 
-    /// Ends the borrow and leaves the pass open, for frameworks that cannot keep a borrow. They call the stepper's own
-    /// methods.
+    /// Ends the borrow and leaves the pass open, for frameworks that cannot keep a borrow. These frameworks call the
+    /// stepper's own methods.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -222,7 +223,7 @@ impl<'a, D: Device> Pass<'a, D> {
         mem::forget(self);
     }
 
-    /// Closes the pass as [`Stepper::finish`] does, or abandons it if `finish` is refused.
+    /// Closes the pass with [`Stepper::finish`], or abandons it if `finish` is refused.
     ///
     /// # Ordering
     /// Ordering as for [`Stepper::finish`].
@@ -233,7 +234,7 @@ impl<'a, D: Device> Pass<'a, D> {
         self.stepper.finish()
     }
 
-    /// Abandons the pass, as [`Stepper::abandon`] does. Dropping a pass does the same.
+    /// Abandons the pass with [`Stepper::abandon`]. Dropping a pass does the same.
     ///
     /// # Ordering
     /// Ordering as for [`Stepper::abandon`].
@@ -261,8 +262,7 @@ impl<D: Device> DerefMut for Pass<'_, D> {
 
 impl<D: Device> Drop for Pass<'_, D> {
     fn drop(&mut self) {
-        // `finish` or `abandon` has closed the pass, or the caller has replaced the stepper by one without an open
-        // pass.
+        // No pass is open if `finish` or `abandon` has closed it, or if the caller has replaced the stepper.
         if !self.stepper.run.get_mut().schedule.is_open() {
             return;
         }
@@ -270,7 +270,7 @@ impl<D: Device> Drop for Pass<'_, D> {
             let rank = self.stepper.rank();
             self.stepper.abort_group(&Error::PeerLost { rank, why: "it panicked inside a pass".into() });
         }
-        // The pass is open, so this cannot be refused.
+        // The pass is open, so `abandon` cannot be refused.
         let _ = self.stepper.abandon();
     }
 }

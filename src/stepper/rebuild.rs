@@ -1,9 +1,9 @@
-//! Rebuilds buckets in the order in which gradients arrive, or adds optimizers, and keeps every bit of the training's
+//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Both keep every bit of the training's
 //! state.
 //!
-//! All ranks use rank 0's order. It is broadcast through the gradients' memory, because every device and every
+//! All ranks use rank 0's order. Rank 0 broadcasts it through the gradients' memory, because every device and every
 //! collective can send gradients. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer
-//! does the same once, before the second forward.
+//! rebuilds its buckets once, before the second forward.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ use crate::stepper::stepper::Stepper;
 impl<D: Device> Stepper<D> {
     /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
     /// pass. Unused and frozen parameters come last, in reverse registration order. Each bucket is then complete as
-    /// early as possible, in any order of the layout. Returns whether the order has changed.
+    /// early as possible, even if the layout has another order. Returns whether the order has changed.
     ///
-    /// All ranks make this call at the same point between passes, usually once, after the first pass. It costs a
+    /// All ranks make this call at the same point between passes, usually once, after the first pass. The call costs a
     /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. It
     /// changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
-    /// anew, because the checker needs its buckets: [take](Self::take_recording) the old recording first. On a GPU,
-    /// [`replay`](Self::replay) refuses passes that were captured before the call, and the trainer must ask for
-    /// addresses again.
+    /// anew, because the checker needs the buckets of a recording. [Take](Self::take_recording) the old recording
+    /// before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the call, and the
+    /// trainer must ask for addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -57,10 +57,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps, and for rank 0.
     ///
     /// # Errors
-    /// `Unsupported` if the stepper borrows its buckets (use [`rebind`](Self::rebind)) or the caller sums them. `Order`
-    /// inside a pass. `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory,
-    /// the stepper keeps its old buckets. If only some ranks keep their old buckets, the next collective that
-    /// [compares](Self::set_lr) returns `Mismatch`.
+    /// `Unsupported` if the caller sums the buckets, or owns them (use [`rebind`](Self::rebind)). `Order` inside a
+    /// pass. `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory, the stepper
+    /// keeps its old buckets. If only some ranks keep their old buckets, the next collective that [compares
+    /// calls](Self::set_lr) returns `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -70,7 +70,7 @@ impl<D: Device> Stepper<D> {
         }
         self.refuse_sharded("buckets", "rebuild them")?;
         if self.plan.grads_len() == 0 {
-            // The order is broadcast through the gradients' memory, and there is none.
+            // The order is broadcast through the gradients' memory, which is empty in this plan.
             return Ok(false);
         }
         let mut order = self.run.get_mut().schedule.arrival_order();
@@ -83,10 +83,10 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Adds an optimizer to parameters, after the optimizers that they have. A parameter that had no optimizer is
-    /// stepped from now on. All ranks make this call at the same point between passes. It costs as much as
-    /// [`rebuild_buckets`](Self::rebuild_buckets), and preserves the same values. The new optimizer's states start as
-    /// zeros, and its [`step_count`](Self::step_count) starts at 0.
+    /// Adds an optimizer to parameters. It runs after the optimizers that the parameters already have. A parameter that
+    /// had no optimizer is stepped from now on. All ranks make this call at the same point between passes. The call
+    /// costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and preserves the same values. The new optimizer's
+    /// states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -108,7 +108,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Unsupported` if an optimizer of your own cannot reach the tensors. `Config` for hyperparameters out of range or
     /// a parameter that is named twice. `Layout` if an id is of another layout. `Order` inside a pass. `Poisoned` after
-    /// a failure. The stepper is then unchanged.
+    /// a failure. After each of these errors the stepper is unchanged.
     pub fn add_optimizer_for(
         &mut self,
         params: &[ParamId],
@@ -155,7 +155,7 @@ impl<D: Device> Stepper<D> {
         Ok(id)
     }
 
-    /// Copies all tensors that the stepper owns to a new device, after `touch_everything`.
+    /// Copies all tensors that the stepper owns to a new device. The caller has already waited for all ops.
     pub(super) fn move_to(
         &mut self,
         plan: Plan,
@@ -199,7 +199,7 @@ impl<D: Device> Stepper<D> {
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();
-        // If there are more parameters than elements, because most parameters are empty, this takes several broadcasts.
+        // If most parameters are empty, there may be more numbers than fit, and then this takes several broadcasts.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
             let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
             let own: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
@@ -220,15 +220,15 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies each of the stepper's own tensors and step counts to another device, at the offsets of its plan.
+    /// Copies each of the stepper's own tensors and step counts to another device, at the offsets of `plan`.
     fn copy_tensors(&mut self, plan: &Plan, assignment: &Assignment, device: &mut D) -> Result<()> {
         let (ours, ours_assigned) = (Arc::clone(&self.plan), Arc::clone(&self.assignment));
         let mut bytes = Vec::new();
         for (index, segment) in ours.segments().iter().enumerate() {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-            // States are matched by round and place, because another parameter's further optimizer may add states to
-            // any round of this parameter.
+            // A new optimizer of another parameter may add states to any round, and this changes the numbers of states.
+            // States are therefore matched by their round and their index in the round.
             let states = self.optimizers.states(segment.param as usize).flat_map(|(_, round, k)| {
                 let [from, to] = [&*ours_assigned, assignment].map(|a| (a.first_state(round) + k) as u8);
                 let scales = (Memory::Scales(from), Memory::Scales(to));
@@ -257,13 +257,12 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Gives an optimizer to a group of the layout that was built without one. The group's name then selects the
-    /// optimizer in [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper),
-    /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers), as if it had been given to the
-    /// builder. The optimizer steps the group's parameters that have no optimizer yet and the action
-    /// [`Step`](SegmentAction::Step). This includes parameters that
-    /// [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at the same point
-    /// between passes. It costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
+    /// Gives an optimizer to a group that was built without one. The group's name then selects the optimizer in
+    /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper), [`set_lr_schedule`](Self::set_lr_schedule) and
+    /// [`optimizers`](Self::optimizers), as if the builder had been given the optimizer. The optimizer steps the
+    /// group's parameters with the action [`Step`](SegmentAction::Step) that have no optimizer yet. This includes
+    /// parameters that [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at
+    /// the same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -1,8 +1,8 @@
 //! Reads, saves and loads the values that one pass gives to the next: the dynamic loss scale, and the norm for
 //! clipping.
 //!
-//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read must not wait for a step;
-//! otherwise Normed's steps could not overlap with the next forward.
+//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read must not wait for a step.
+//! Otherwise Normed's steps could not overlap with the next forward.
 
 use std::mem::offset_of;
 
@@ -33,7 +33,7 @@ impl<D: Device> Stepper<D> {
     /// stream.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Poisoned` after a
+    /// `Order` inside a pass. `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Poisoned` after a
     /// failure.
     pub fn scaler_state(&self) -> Result<ScalerState> {
         self.refuse_open_pass()?;
@@ -41,7 +41,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets the state of dynamic loss scaling, to resume a run. All ranks must set the same state. If they differ, the
-    /// next pass's first collective that [compares](Self::set_lr) returns `Mismatch`.
+    /// next pass's first collective that [compares calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
@@ -60,8 +60,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`scaler_state`](Self::scaler_state). `Config` for a scale that is not exact in f32 or cannot be
-    /// divided out in f32.
+    /// Errors as for [`scaler_state`](Self::scaler_state). `Config` if the scale is not exact in f32, or if f32
+    /// gradients cannot be divided by it.
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
         state.validate(self.divisor)?;
@@ -73,13 +73,13 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, for a checkpoint.
-    /// This is the last finite norm of a pass, or `None` if there is none yet.
+    /// The result is the last finite norm of any pass, or `None` if no pass has had one yet.
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without [`Clip::Previous`](crate::Clip::Previous). `Poisoned` after a failure.
+    /// `Order` inside a pass. `Config` without [`Clip::Previous`](crate::Clip::Previous). `Poisoned` after a failure.
     pub fn previous_norm(&self) -> Result<Option<f64>> {
         self.refuse_open_pass()?;
         self.require_previous_clip()?;
@@ -107,8 +107,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the norm of the last pass's averaged gradients over the groups that are clipped together with this
-    /// group. If the group is [clipped alone](crate::StepperBuilder::group_clip), it is the norm of this group. If the
-    /// group is not clipped, it is the norm of all groups that are not clipped. Otherwise it is
+    /// group. If the group is [clipped alone](crate::StepperBuilder::group_clip), the result is the norm of this group.
+    /// If the group is not clipped, the result is the norm of all groups that are not clipped. Otherwise the result is
     /// [`Status::norm`](crate::Status::norm). Returns `None` if `Status::norm` is `None`, and after
     /// [`rebuild_buckets`](Self::rebuild_buckets) until the next pass.
     ///
@@ -116,7 +116,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` if the layout has no such group. `Poisoned` after a failure.
+    /// `Order` inside a pass. `Config` if the layout has no such group. `Poisoned` after a failure.
     pub fn group_norm(&self, group: &str) -> Result<Option<f64>> {
         let index = self.layout.require_group("group", group)?;
         let status = self.status()?;
@@ -127,8 +127,8 @@ impl<D: Device> Stepper<D> {
         Ok(is_decided.then_some(norm))
     }
 
-    /// Returns whether passes are clipped by the previous pass's norm. A checkpoint of
-    /// such a stepper has that norm, in every mode.
+    /// Returns whether passes are clipped by the previous pass's norm. If they are, a checkpoint has that norm, in
+    /// every mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
     }
@@ -147,8 +147,8 @@ impl<D: Device> Stepper<D> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
-    /// Returns whether the loss scale is dynamic. If it is, this refuses a state that
-    /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
+    /// Returns whether the loss scale is dynamic. If it is dynamic, a state that
+    /// [`set_scaler_state`](Self::set_scaler_state) would refuse is an error here too.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
             state.validate(self.divisor)?;
@@ -176,9 +176,10 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the loss scale of the open pass, or, between passes, the scale of the next pass. The trainer multiplies
-    /// its loss by the scale, and the steps divide the gradients by it. A [dynamic](crate::LossScale::Dynamic) scale is
-    /// exact in f32. Any other scale is the number with which the stepper was built.
+    /// Returns the loss scale of the open pass. Between passes, returns the scale of the next pass. The trainer
+    /// multiplies its loss by the scale, and the steps divide the gradients by it. A
+    /// [dynamic](crate::LossScale::Dynamic) scale is exact in f32. Any other scale is the number with which the stepper
+    /// was built.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -198,8 +199,8 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the previous pass's decision, and thus for its last collective, but not for its steps. Call it after
-    /// forward, when you scale the loss. On a GPU the host waits for all work on the trainer's stream;
+    /// Waits for the previous pass's decision, and thus for its last collective, but not for its steps. Call this
+    /// method after forward, when you scale the loss. On a GPU the host waits for all work on the trainer's stream.
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids this wait.
     ///
     /// # Errors
@@ -219,16 +220,16 @@ fn kept_by_the_caller() -> Error {
 }
 
 impl Stepper<CudaDevice> {
-    /// Returns the address of the open pass's loss scale: one f32, for the trainer's own kernels to read. The address
-    /// stays the same, so a captured graph may hold it.
+    /// Returns the address of the open pass's loss scale, which is one f32. The trainer's own kernels can read it
+    /// there. The address stays the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// Work that is enqueued on the trainer's stream between this call and the end of the pass runs after the previous
-    /// pass's decision. It does not wait for that pass's steps. This pass's own decision runs after that work. The host
+    /// From this call to the end of the pass, work on the trainer's stream runs after the previous pass's decision.
+    /// This work does not wait for the previous pass's steps. This pass's own decision runs after this work. The host
     /// does not wait.
     ///
     /// # Errors
-    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Order` between passes. `Poisoned` after a
+    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Order` between passes. `Poisoned` after a
     /// failure.
     pub fn loss_scale_ptr(&self) -> Result<DevicePtr> {
         self.require_scaler()?;

@@ -1,7 +1,8 @@
 //! Sharded tensors: the builder's options for them, gathers of full tensors, and refusals of options that need full
 //! gradients or parameters.
 //!
-//! A gather uses the memory of gradients and restores them. All refusals come before any collective call.
+//! A gather uses the memory of gradients, and restores the gradients afterwards. All refusals come before any
+//! collective call.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
-    /// Sets which tensors are sharded. By default none are, and every rank steps everything.
+    /// Sets which tensors are sharded. By default no tensor is sharded, and every rank steps all parameters.
     ///
     /// ```
     /// use instep::op::Memory;
@@ -49,10 +50,11 @@ impl StepperBuilder<'_> {
     }
 
     /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). By default all ranks are one
-    /// group. With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4
-    /// to 7. Ranks 0 and 4 are replicas: they have the same shards, and all-reduce the shards' gradients after the
-    /// reduce-scatter in each group. Choose the ranks of one machine as a group, because their links are faster. The
-    /// size must divide the number of ranks. If sums are exact, the size changes no bit.
+    /// group. With 8 ranks and a size of 4, ranks 0 to 3 form one group, and ranks 4 to 7 form another. Each group
+    /// [shards](Self::strategy) tensors among its ranks. Ranks 0 and 4 are replicas: they have the same shards. After
+    /// the reduce-scatter in each group, replicas all-reduce the gradients of their shards. Choose the ranks of one
+    /// machine as a group, because their links are faster. The size must divide the number of ranks. If sums are exact,
+    /// the size changes no bit.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -78,7 +80,8 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how gradients accumulate over a pass's micro-batches, with shards. The default is [`Accumulation::Local`].
+    /// Sets how gradients accumulate over a pass's micro-batches if tensors are sharded. The default is
+    /// [`Accumulation::Local`].
     ///
     /// ```
     /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
@@ -130,7 +133,8 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses options that need full gradients or parameters, or calls that `comm` does not know, if the plan is sharded.
+/// Refuses options that need full gradients or parameters, if the plan is sharded. Also refuses a `comm` that cannot
+/// make a needed call.
 pub(super) fn refuse_whole_work(
     layout: &Layout,
     plan: &Plan,
@@ -163,7 +167,7 @@ pub(super) fn refuse_whole_work(
 
 impl<D: Device> Stepper<D> {
     /// Copies a full tensor to the host, as [`read`](Self::read) does. If the tensor is [sharded](Strategy), all ranks
-    /// call it together for the same tensor. For a gradient it copies the sum over ranks.
+    /// make this call together, for the same tensor. A gradient is copied as the sum over ranks.
     ///
     /// # Shapes
     /// `into` is as long as the parameter.
@@ -172,7 +176,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps and, if the tensor is sharded, for the other ranks.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Mismatch` or `Deadline` if a rank does not take part; other errors as for
+    /// `Order` inside a pass. `Mismatch` or `Deadline` if a rank does not take part. Other errors as for
     /// [`read`](Self::read).
     pub fn gather<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
@@ -229,15 +233,15 @@ impl<D: Device> Stepper<D> {
 
     /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
-        // Between passes no slice of these gradients can exist, because `refuse_shard` refuses them. Local gradients
-        // lie after them.
+        // Between passes no slice of these gradients can exist, because `refuse_shard` refuses such slices. Local
+        // gradients lie after these gradients.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
         let room = room / self.plan.shards().0 as usize;
         bytes.next_multiple_of(LINE).min(room - room % LINE)
     }
 
-    /// Returns all ranks' pieces, each padded to `piece` bytes. They are gathered in the memory of the first gradients,
-    /// and the gradients are restored.
+    /// Returns all ranks' pieces, each padded to `piece` bytes. The pieces are gathered in the memory of the first
+    /// gradients. The gradients are restored afterwards.
     pub(super) fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
         let grads = |start: usize, len: usize| {
             let (start, end) = (start as u64, (start + len) as u64);
@@ -248,8 +252,8 @@ impl<D: Device> Stepper<D> {
         self.exchange(CollectiveKind::AllGather, spans, own, self.agreement.fixed())
     }
 
-    /// Makes a collective in the memory of gradients, and restores the gradients. `own` is written to the start of
-    /// `src` first. Returns the bytes of `dst` after the collective.
+    /// Makes a collective in the memory of gradients, and restores the gradients. `own` is first written to the start
+    /// of `src`. Returns the bytes of `dst` after the collective.
     pub(super) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -269,7 +273,7 @@ impl<D: Device> Stepper<D> {
         Ok(received)
     }
 
-    /// Refuses a tensor if this rank has only its shard.
+    /// Refuses a tensor of which this rank has only a shard.
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
@@ -300,8 +304,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if they are not broadcast. This holds for parameters with sharded masters
-    /// and for sharded parameters, because each rank has only a shard.
+    /// Adds written values to the agreement if no pass broadcasts them. Parameters with sharded masters and sharded
+    /// parameters are not broadcast, because each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

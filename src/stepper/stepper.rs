@@ -1,7 +1,7 @@
 //! The stepper: one rank's layout, plan, state and run, with the calls that need nothing else.
 //!
-//! The stepper decides no order; it forwards events to the schedule. The safe interface cannot race: views borrow the
-//! pass, and every launch borrows the pass mutably or consumes it.
+//! The stepper forwards events to the schedule, which decides the order of the ops. The safe interface cannot race,
+//! because views borrow the pass, and every launch borrows the pass mutably or consumes it.
 
 use crate::launch::Settings;
 use std::cell::RefCell;
@@ -28,9 +28,9 @@ use crate::stepper::state::written::{Loaded, ParamsWritten};
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
 /// # Ordering
-/// Calls return once their ops are queued; an access first waits for the ops that it conflicts with. On a GPU, "waits"
-/// means that the trainer's stream waits. The thread itself waits only in calls that copy to or from the host, in
-/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead of the GPU.
+/// Calls return once their ops are queued. An access first waits for the ops that it conflicts with. On a GPU, "waits"
+/// means that the trainer's stream waits. The thread itself waits only in calls that copy to or from the host, and in
+/// [`join`](Self::join) and [`close`](Self::close). It also waits when it is eight passes ahead of the GPU.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -59,7 +59,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) comms: Comms,
     /// The most buckets that may be unsharded at the same time.
     pub(super) max_unsharded: Option<NonZeroU32>,
-    /// Parameters that were written since the last broadcast; they may differ between ranks.
+    /// Parameters that were written since the last broadcast. They may differ between ranks.
     pub(super) params_written: ParamsWritten,
     /// Whether each parameter's gradient was written in the open pass.
     pub(super) written: RefCell<Vec<bool>>,
@@ -76,15 +76,15 @@ impl Stepper {
 impl<D: Device> Stepper<D> {
     /// Returns how many bytes each memory takes, padding included. The arenas of parameters, of gradients and of each
     /// state have the same number of elements, because they share offsets. The
-    /// [precision](crate::StepperBuilder::precision) gives the elements' sizes. For [sharded
-    /// parameters](crate::Strategy::Fsdp), it counts the shards and the buckets that are unsharded now.
+    /// [precision](crate::StepperBuilder::precision) sets the size of an element. For [sharded
+    /// parameters](crate::Strategy::Fsdp), the number counts the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.resharded_bytes(memory));
         sizes.into_iter().map(present).collect()
     }
 
-    /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) asked for it. The
+    /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) was set. The
     /// checker accepts only complete lists. A list that begins in the middle of a run lacks the Records for some of its
     /// Waits.
     ///
@@ -105,15 +105,15 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// Waits for all steps, unless a pass is open.
     pub fn take_recording(&mut self) -> Option<Recording> {
-        // After a failure, there is still a recording of the ops that were submitted and of those that ran.
+        // After a failure, the recording still has the ops that were submitted and those that ran.
         let _ = self.settle_between_passes();
         if !D::TRAINER_IS_A_STREAM {
-            // The recording includes the ops after the last step. A device whose trainer is a stream waits for all
-            // anyway.
+            // The recording includes the ops after the last step, so this waits for them. If the trainer is a stream,
+            // the device waits for all ops anyway.
             let _ = self.settle_control();
         }
         if (self.plan.shards_params() || self.plan.is_offloaded()) && self.refuse_open_pass().is_ok() {
-            // Only this call waits for memory to be released, and for the copies of a pass without a step.
+            // The waits above do not cover releases of memory, or the copies of a pass without a step.
             let run = self.run.get_mut();
             run.schedule.synchronize();
             let _ = run.settle();
@@ -130,12 +130,12 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper and returns its first failure, if any.
     ///
     /// # Ordering
-    /// Waits for all ops, even if it returns an error. On a GPU, it does not wait after a failure. Queued ops may then
+    /// Waits for all ops, even if it returns an error. After a failure on a GPU, it does not wait. Queued ops may then
     /// still run until you synchronise the device.
     ///
     /// # Errors
-    /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open; closing then ends the other ranks
-    /// too.
+    /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open. In that case, closing also ends the
+    /// group, so the other ranks get an error.
     pub fn close(mut self) -> Result<()> {
         let is_open = self.run.get_mut().schedule.is_open();
         if is_open {
@@ -178,7 +178,7 @@ impl<D: Device> Stepper<D> {
         &self.plan
     }
 
-    /// Returns this rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
         self.comms.world.rank()
     }
@@ -194,8 +194,8 @@ impl<D: Device> Drop for Stepper<D> {
         if self.run.get_mut().schedule.is_open() {
             self.abort_group(&closed_inside(self.rank()));
         } else if std::thread::panicking() {
-            // With borrowed memory, ending the device waits for queued ops. These may wait for peers, and peers may
-            // wait for this rank.
+            // With borrowed memory, ending the device waits for queued ops. These ops may wait for other ranks, and the
+            // other ranks may wait for this one.
             let rank = self.rank();
             self.abort_group(&Error::PeerLost { rank, why: "it panicked".into() });
         }

@@ -1,10 +1,11 @@
 //! Parameters and ranks that take no part in a pass: frozen parameters, parameters that no rank used, and ranks that
 //! have run out of data.
 //!
-//! Schedule and settings change together. A frozen or unused parameter takes no gradient and is not stepped, and no
-//! bucket waits for it. The trainer names unused parameters, which PyTorch finds by `find_unused_parameters`. The
-//! stepper's own buckets can count the ranks with a gradient, but borrowed buckets have no room for counts. Declaring a
-//! parameter unused gives the same bits as `Unused::Skip` does when no rank writes the gradient.
+//! The schedule and the settings change together. A frozen or unused parameter takes no gradient and is not stepped,
+//! and no bucket waits for it. The trainer itself names unused parameters. PyTorch instead finds them by
+//! `find_unused_parameters`. The stepper's own buckets can count the ranks with a gradient, but borrowed buckets have
+//! no room for counts. If no rank writes a gradient, declaring the parameter unused gives the same bits as
+//! `Unused::Skip`.
 //!
 //! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
 //! stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce also counts
@@ -23,8 +24,8 @@ impl<D: Device> Stepper<D> {
     /// takes no gradient. Its value, state and step count do not change, and no bucket waits for it. A bucket in which
     /// every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen
     /// parameter is reduced as zeros. All ranks must freeze the same parameters. If they differ, the next collective
-    /// that [compares](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the other
-    /// ranks get a `Deadline` or `PeerLost`.
+    /// that [compares calls](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the
+    /// other ranks get a `Deadline` or `PeerLost`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -47,7 +48,7 @@ impl<D: Device> Stepper<D> {
     /// parameter's bucket.
     ///
     /// # Errors
-    /// `Layout` if `id` is of another layout, `Order` inside a pass. `Poisoned` after a failure.
+    /// `Layout` if `id` is of another layout. `Order` inside a pass. `Poisoned` after a failure.
     pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let param = self.layout.index(id)?;
         self.refuse_open_pass()?;
@@ -66,14 +67,14 @@ impl<D: Device> Stepper<D> {
         Ok(self.run.borrow().schedule.is_frozen(param))
     }
 
-    /// Declares parameters for which no rank has a gradient in the open pass. Their values, states and step counts do
-    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets do not wait for
+    /// Declares that no rank has a gradient for these parameters in the open pass. Their values, states and step counts
+    /// do not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets do not wait for
     /// them, and the trainer can still read them.
     ///
-    /// If such a gradient was written in this pass and not handed over, it is replaced by zeros before it is reduced.
-    /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper does not write the
-    /// gradients, so they must be zeros. With [`Accumulation::Summed`](crate::Accumulation), the gradient keeps the
-    /// sums of earlier micro-batches.
+    /// If the gradient of such a parameter was written in this pass and not handed over, the stepper replaces it by
+    /// zeros before the reduce. After a hand-over, and with sums [by the caller](crate::Sums::by_caller), the stepper
+    /// does not write the gradient, so the gradient must be zeros. With [`Accumulation::Summed`](crate::Accumulation),
+    /// the gradient keeps the sums of earlier micro-batches.
     ///
     /// ```
     /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
@@ -97,20 +98,22 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Does not wait. In Eager, call it before the hand-over of each parameter that it names; in Normed and Sequential,
-    /// before the pass is finished. In a captured pass, this call is part of the capture. If all parameters of a bucket
-    /// are unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If buckets may be
-    /// handed over in any order, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
+    /// Does not wait. In Eager, call it before the hand-over of each parameter that it names. In Normed and Sequential,
+    /// call it before the pass is finished. In a captured pass, this call is part of the capture. If all parameters of
+    /// a bucket are unused, the bucket is launched and reduced when a later bucket's hand-over needs it. If buckets may
+    /// be handed over in any order, such a bucket is launched in [`bucket_ready`](Self::bucket_ready) or when the pass
+    /// is finished.
     ///
     /// All ranks must declare the same parameters, before the same hand-overs. If ranks differ and their collective
-    /// [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter after that
-    /// all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums by the caller,
-    /// ranks do not compare.
+    /// [compares calls](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter after
+    /// that all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums by the
+    /// caller, ranks do not compare.
     ///
     /// # Errors
-    /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where
-    /// buckets count ranks. `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
-    /// parameters was handed over. `Layout` if an id is of another layout. Nothing has changed then.
+    /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs),
+    /// because buckets then count ranks. `Order` if no pass is open, or if this is not the pass's last micro-batch. In
+    /// Eager, also `Order` if one of the parameters was handed over. `Layout` if an id is of another layout. A refused
+    /// call has changed nothing.
     pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
         refuse! {
             "unused" = "Skip", if self.unused == Unused::Skip
@@ -131,8 +134,8 @@ impl<D: Device> Stepper<D> {
 
     /// Takes part in one pass without data. A rank without data repeats this call until it returns false. `false` means
     /// that no rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on
-    /// the other ranks. A call counts as one pass for any number of micro-batches on the other ranks. Ordinary passes
-    /// may follow after a call has returned `false`.
+    /// the other ranks. A call counts as one pass, whether the other ranks make one micro-batch or several. Ordinary
+    /// passes may follow after a call has returned `false`.
     ///
     /// ```
     /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};
@@ -160,7 +163,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for the pass's last reduce, not for the steps.
     ///
     /// # Errors
-    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a
+    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs). `Order` if a
     /// pass is open. `Poisoned` after a failure.
     pub fn join(&mut self) -> Result<bool> {
         refuse! {

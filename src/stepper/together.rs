@@ -1,6 +1,6 @@
 //! Serves ranks that write one file together: the part of each rank, and messages between ranks.
 //!
-//! Messages use the memory of the first gradients, and restore the gradients afterwards, as in `shards.rs`. The parts
+//! Messages use the memory of the first gradients. The gradients are restored afterwards, as in `shards.rs`. The parts
 //! of all ranks cover the full tensor without a gap.
 
 use std::ops::Range;
@@ -13,12 +13,12 @@ use crate::op::{Memory, Span};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
-/// The bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for them, because its gradients are
-/// at least 256 elements of 16 bits.
+/// The size in bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for a message, because it has
+/// at least 256 elements of gradients, of at least 16 bits each.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Returns whether tensors are sharded over several ranks. Such ranks write one file together.
+    /// Returns whether tensors are sharded over several ranks. The ranks then write one file together.
     pub(crate) fn has_parts(&self) -> bool {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
@@ -35,7 +35,7 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()
     }
 
-    /// Returns whether the next pass broadcasts rank 0's parameters, so that ranks may have different ones now.
+    /// Returns whether the next pass broadcasts rank 0's parameters, so that ranks may have different parameters now.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }
@@ -73,7 +73,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gathers one message of each rank of a group, in the order of the ranks, on every rank of the group.
+    /// Gathers one message from each rank of a group. Every rank of the group gets all messages, in rank order.
     pub(crate) fn say(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let piece = self.piece_bytes(size_of::<u64>());
         let lengths = self.exchange_pieces(piece, &(own.len() as u64).to_le_bytes())?;

@@ -54,8 +54,9 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
-    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order. NCCL runs the collectives
-    /// of a device in the order of the calls. Two processes on one H200 have run this; several GPUs have not.
+    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs a
+    /// device's collectives in the order of the calls. Two processes on one H200 have run this strategy. Several GPUs
+    /// have not run it yet.
     ///
     /// # Ordering
     /// Returns at once. An access of the bucket waits for the all-gather. The all-gather runs after the bucket's last
@@ -63,8 +64,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Layout` if there is no such bucket. `Order` if [as many buckets as allowed](StepperBuilder::max_unsharded) are
-    /// unsharded already, or if the open pass has launched this bucket. After a [rescue](Self::rescue), the failure
-    /// before the rescue. The next access reports later failures.
+    /// unsharded already, or if the open pass has launched this bucket. After a [rescue](Self::rescue), returns the
+    /// failure that led to the rescue. The next access reports later failures.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
@@ -98,8 +99,8 @@ impl<D: Device> Stepper<D> {
 
     /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). This
     /// call is not a collective. A bucket is also resharded when it is launched, that is, once its gradients and those
-    /// of earlier buckets are handed over. Every bucket is resharded when a pass ends or is abandoned. The call does
-    /// nothing if the bucket is not [unsharded](Self::unshard).
+    /// of earlier buckets are handed over. Every bucket is resharded when a pass is finished or abandoned. The call
+    /// does nothing unless the bucket is [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.
@@ -115,7 +116,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Refuses a parameter, or its copy, if this rank has only its shard now.
+    /// Refuses access to a parameter or a copy while this rank has only its shard.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_full(segment.bucket) {
@@ -141,7 +142,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
     }
 
-    /// Returns how many bytes of parameters or copies this rank does not have now.
+    /// Returns how many bytes of parameters or copies this rank does not have now, because their buckets are resharded.
     pub(super) fn resharded_bytes(&self, memory: Memory) -> u64 {
         let schedule = &self.run.borrow().schedule;
         let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_full(*k));

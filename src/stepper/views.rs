@@ -1,8 +1,8 @@
 //! Slices of tensors. A slice is returned only after the ops that conflict with it have ended.
 //!
-//! This is sound because of three facts. A slice borrows the stepper, through its pass or a view, and every launch
-//! borrows the stepper mutably. A parameter that was handed over is refused. The checker proves that the schedule has
-//! no race with these accesses, and a slice is made only after the schedule's waits.
+//! This is sound because of three facts. First, a slice borrows the stepper, and every launch borrows the stepper
+//! mutably. Second, a parameter that was handed over is refused. Third, the checker proves that the schedule has no
+//! race with these accesses, and a slice is made only after the schedule's waits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl<'a> Grads<'a> {
         Grads { stepper }
     }
 
-    /// Returns one f32 gradient. Write all of it. [`Stepper::view_mut`] of `id.grad()` returns a gradient of another
-    /// type, and [`write`](Self::write) converts.
+    /// Returns one f32 gradient. Write all of it. For a gradient of another type, use [`Stepper::view_mut`] with
+    /// `id.grad()`, or [`write`](Self::write), which converts.
     ///
     /// # Shapes
     /// The slice is as long as the parameter, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -66,13 +66,13 @@ impl<'a> Grads<'a> {
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if gradients are of another type. `Order` if the
-    /// gradient is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
+    /// parameter is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
     }
 
-    /// Returns several gradients at once, or one gradient, in the type that the stepper's
+    /// Returns one or more gradients at once, in the type that the stepper's
     /// [precision](crate::StepperBuilder::precision) gives them.
     ///
     /// # Errors
@@ -98,22 +98,23 @@ impl<'a> Grads<'a> {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
             let (address, count) = self.stepper.place(segment, Memory::Grads);
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over.
-            // Launching the bucket needs the stepper mutably, and `self` keeps it borrowed. So does every other access
-            // to this memory; a `Params` beside this view reads parameters alone. The ids differ, and segments of
-            // different parameters do not overlap. `require_type` has checked that the memory is of this type.
+            // Launching the bucket needs the stepper mutably, and `self` keeps the stepper borrowed. Every other access
+            // to this memory also needs a borrow that `self` excludes. A `Params` can exist beside this view, but it
+            // reads only parameters. The ids differ, and segments of different parameters do not overlap.
+            // `require_type` has checked that the memory is of this type.
             *slice = unsafe { std::slice::from_raw_parts_mut(address.cast(), count) };
         }
         Ok(slices)
     }
 
-    /// Replaces the gradient, including the values of earlier micro-batches; [`add`](Self::add) adds to it. With
-    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are already reduced, so only this
-    /// micro-batch's gradient is replaced.
+    /// Replaces the gradient, including the values of earlier micro-batches. [`add`](Self::add) adds to the gradient
+    /// instead. With [`Accumulation::Summed`](crate::Accumulation), earlier micro-batches are already reduced, so only
+    /// this micro-batch's gradient is replaced.
     ///
     /// Values of any type are converted to the gradient's type, so a backward in bf16 can write f32 gradients.
     ///
     /// # Shapes
-    /// `values` is as long as the parameter. Values are rounded to nearest in a 16-bit gradient.
+    /// `values` is as long as the parameter. Values for a 16-bit gradient are rounded to nearest.
     ///
     /// # Ordering
     /// Ordering as for [`get_mut`](Self::get_mut).
@@ -124,8 +125,8 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32. The first write of the pass replaces the gradient instead. With
-    /// [`Accumulation::Summed`](crate::Accumulation), the first write of each micro-batch replaces it.
+    /// Adds to the gradient in f32. The first write of a gradient in the pass replaces the gradient instead. With
+    /// [`Accumulation::Summed`](crate::Accumulation), the first write in each micro-batch replaces the gradient.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
@@ -209,9 +210,9 @@ impl Stepper {
         Params::new(self)
     }
 
-    /// Returns a tensor in place, in the type in which the stepper stores it. Between passes it returns any tensor. In
-    /// a pass it returns a parameter, or a gradient that was written in that pass. [`read`](Self::read) copies any type
-    /// as f32.
+    /// Returns a tensor in place, in the type in which the stepper stores it. Between passes, any tensor can be viewed.
+    /// In a pass, only parameters can be viewed, and gradients that were written in that pass. [`read`](Self::read)
+    /// copies a tensor of any type as f32.
     ///
     /// The slice cannot be used after any gradient is handed over:
     /// ```
@@ -242,7 +243,8 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// The slice is as long as registered, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// The slice is as long as the registered parameter, and aligned to 64 bytes unless the memory is
+    /// [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Ordering as for [`read`](Self::read). Inside a pass, a frozen parameter is returned without a wait for its
@@ -257,8 +259,8 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns a tensor in place for writing: any tensor between passes, or a gradient in a pass. The tensor then
-    /// counts as written, as after [`write`](Self::write).
+    /// Returns a tensor in place for writing. Between passes this can be any tensor, and in a pass only a gradient. The
+    /// tensor then counts as written, as after [`write`](Self::write).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -277,13 +279,15 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// Shape and ordering as for [`view`](Self::view). In a pass, a gradient holds the last pass's values until it is
-    /// written.
+    /// Shape as for [`view`](Self::view). In a pass, a gradient holds the last pass's values until it is written.
+    ///
+    /// # Ordering
+    /// Ordering as for [`write`](Self::write).
     ///
     /// # Errors
     /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
-    /// if the tensor is of another type, or is a parameter that [`write`](Self::write) must also update elsewhere: in
-    /// its [master weight](crate::Master), in other ranks' shards, or with offload in the host's memory.
+    /// if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or has a [master
+    /// weight](crate::Master). Only [`write`](Self::write) updates all copies of its values.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;
@@ -299,15 +303,15 @@ impl Stepper {
         let segment = self.claim(id, memory, true)?;
         self.note_written(id, memory)?;
         let (address, count) = self.place(&segment, memory);
-        // SAFETY: `admit_write` and `claim` have waited for the ops on this tensor, and refused one that is handed over.
-        // `self` is borrowed mutably for as long as the slice lives: neither another slice nor a launch can exist. The
-        // memory is of this type, and every bit pattern is a value of it.
+        // SAFETY: `admit_write` and `claim` have waited for the ops on this tensor, and refuse a tensor that was handed
+        // over. `self` is borrowed mutably for as long as the slice lives, so neither another slice nor a launch can
+        // exist. The memory is of this type, and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), count) })
     }
 
     /// Returns a bucket's gradients in the open pass as one slice. Write all of the slice. The [plan](Self::plan) gives
-    /// the gradients' offsets in the slice. The slice includes the padding, which may have any content, but not the
-    /// elements that count ranks. All gradients of the bucket then count as written.
+    /// the gradients' offsets in the slice. The slice includes the padding, which may have any content. It excludes the
+    /// elements that count ranks. All gradients of the bucket count as written after this call.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -346,10 +350,10 @@ impl Stepper {
             self.written.get_mut()[segment.param as usize] = true;
         }
         let count = (tail - described.start) as usize;
-        // SAFETY: `touch_bucket` has waited for the ops on these bytes. Begin writes tails alone, which are left out.
-        // Nothing of the bucket is handed over. A bucket lies in one piece of memory, of this type and initialised: the
-        // stepper's own starts as zeros, and all of a borrowed one is summed. `self` is borrowed mutably for as long as
-        // the slice lives.
+        // SAFETY: `touch_bucket` has waited for the ops on these bytes. Begin writes only tails, which the slice
+        // excludes. Nothing of the bucket is handed over. A bucket lies in one piece of memory, of this type and
+        // initialised. The stepper's own memory starts as zeros, and all of a borrowed bucket is summed. `self` is
+        // borrowed mutably for as long as the slice lives.
         Ok(unsafe { std::slice::from_raw_parts_mut(run.device.resolve(span).cast(), count) })
     }
 
@@ -358,8 +362,8 @@ impl Stepper {
         let segment = self.claim(id, memory, false)?;
         let (address, count) = self.place(&segment, memory);
         // SAFETY: `claim` has waited for the ops on this bucket. Every launch, and every mutable slice of this memory,
-        // needs the stepper mutably, which the shared borrow in the result excludes. (`Grads` alone makes mutable
-        // slices, of gradients, through a shared reference. It keeps the stepper borrowed mutably, so only a `Params`
+        // needs the stepper mutably. The shared borrow in the result excludes that. (Only `Grads` makes mutable slices
+        // through a shared reference, and only of gradients. It keeps the stepper borrowed mutably, so only a `Params`
         // can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
     }

@@ -73,8 +73,8 @@ pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
     waits.chain(worked).collect()
 }
 
-/// Returns the interval from the start of one pass to the start of the pass `count` later, or `None` if the lane does
-/// not contain both starts. A pass starts when the optim stream opens it.
+/// Returns the interval from the start of one pass to the start of the pass that comes `count` passes later. Returns
+/// `None` if the lane does not contain both starts. A pass starts when the optim stream opens it.
 pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval> {
     let blocks = collect_blocks(lane);
     let find = |pass: u64| {
@@ -127,9 +127,9 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
 }
 
-/// Finds the pass of each op, for ops in order of their starts. Only collectives carry their pass. A bucket's norm and
-/// step come after its reduce and before its next reduce. A decision comes between the last reduce of its pass and the
-/// first reduce of the next. A pass is opened before its first op.
+/// Finds the pass of each op, for ops in order of their starts. Only a collective says to which pass it belongs. A
+/// bucket's norm and step come after its reduce and before its next reduce. A decision comes between the last reduce of
+/// its pass and the first reduce of the next. A pass is opened before its first op.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;

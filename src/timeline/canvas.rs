@@ -64,7 +64,7 @@ impl Canvas {
         LEFT + share * (RIGHT - LEFT)
     }
 
-    /// Writes text that starts at `x`, or is centred there with the class `in`.
+    /// Writes text that starts at `x`. Text of the class `in` is centred at `x`.
     pub(super) fn write(&mut self, class: &str, x: f64, y: f64, words: &str) -> fmt::Result {
         writeln!(self.text, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{words}</text>")
     }

@@ -1,6 +1,6 @@
 //! Timelines as an SVG picture: streams over time, with exposed time in red.
 //!
-//! Equal lanes give equal text. The trainer's own work is not measured; the picture shows it as the time between waits.
+//! Equal lanes give equal text. The trainer's own work is not measured. The picture shows it as the time between waits.
 
 use std::fmt;
 
@@ -137,7 +137,7 @@ impl Drawn {
         }
     }
 
-    /// Draws a line through all rows where a pass opens.
+    /// Draws a line through all rows at the time when a pass opens.
     fn draw_opening(&self, canvas: &mut Canvas, block: &Block, rows: Rows, index: usize) -> fmt::Result {
         let opened = block.pass.filter(|_| block.opens_pass()).zip(canvas.clip(&block.interval));
         let Some((pass, part)) = opened.filter(|(_, part)| part.start_ns == block.interval.start_ns) else {
@@ -166,7 +166,7 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane: one per stream, without streams that only some runs have and that no lane has used.
+/// The rows of each lane, one per stream. A stream that only some runs have gets no row if no lane uses it.
 #[derive(Clone, Copy)]
 struct Rows {
     has: [bool; STREAMS],

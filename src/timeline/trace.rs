@@ -1,7 +1,7 @@
 //! Timelines in the trace-event format. ui.perfetto.dev and chrome://tracing open them.
 //!
-//! A process is a rank and a thread is a stream. This file writes text and opens no file. It does not escape text,
-//! because all names come from this file or from `block`.
+//! In the trace, each rank is a process and each stream is a thread. This file writes text and opens no file. It does
+//! not escape text, because all names come from this file or from `block`.
 
 use std::fmt::{self, Display, Write};
 

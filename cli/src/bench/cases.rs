@@ -1,6 +1,7 @@
 //! The cases of the step bench: optimizers, shapes, and the values of their tensors.
 //!
-//! Values are functions of the index and never 0: the root of 0 takes a slow path on some machines.
+//! Each value is a function of its index. No value is 0, because the square root of 0 takes a slow path on some
+//! machines.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -15,14 +16,14 @@ use super::precisions::{Kind, storage};
 use super::reference;
 use super::system::last_level_cache_bytes;
 
-/// The number of ranks by which a step divides, so that the division is timed too.
+/// The world size of the timed steps. It is not 1, so that the division by it is timed too.
 pub(super) const WORLD_SIZE: u32 = 8;
 
-/// The approximate number of elements that a sample steps. This takes tens of milliseconds, much longer than a clock
+/// The approximate number of elements in a sample. To step them takes tens of milliseconds, much longer than a clock
 /// tick or a wake-up.
 pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
 
-/// An optimizer with the options that set its traffic.
+/// An optimizer, and the options on which its memory traffic depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     descriptor: &'static Descriptor,
@@ -37,7 +38,7 @@ struct Variant {
     changes: &'static [(&'static str, Value)],
 }
 
-/// Options that add a state.
+/// Optimizers with an option that adds a state.
 const VARIANTS: [Variant; 2] = [
     Variant { name: "momentum", of: Sgd::DESCRIPTOR, changes: &[("momentum", Value::Number(0.9))] },
     Variant { name: "amsgrad", of: AdamW::DESCRIPTOR, changes: &[("amsgrad", Value::Flag(true))] },
@@ -46,7 +47,7 @@ const VARIANTS: [Variant; 2] = [
 const LR: f64 = 1e-4;
 
 impl Case {
-    /// Every optimizer, each followed by its variants.
+    /// Returns every optimizer, each followed by its variants.
     pub(super) fn all() -> Vec<Case> {
         let with_variants = |descriptor: &&'static Descriptor| {
             let descriptor = *descriptor;
@@ -75,7 +76,7 @@ impl Case {
         self.descriptor.is_scaled
     }
 
-    /// The optimizer's hyperparameters for the formula in f64.
+    /// Returns the formula in f64, with this optimizer's hyperparameters.
     pub(super) fn reference(self) -> instep::Result<reference::Rule> {
         let optimizer = self.optimizer()?;
         let mut numbers = HashMap::new();
@@ -110,9 +111,9 @@ impl FromStr for Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
-    /// Never: the step rotates through buckets of four times the cache's size.
+    /// Never: the step rotates through several buckets, together at least four times as large as the cache.
     Beyond,
-    /// Always: the step repeats one bucket that fits, with as many bytes again, into half of the cache.
+    /// Always: the step repeats one bucket of at most a quarter of the cache.
     Resident,
 }
 
@@ -122,18 +123,19 @@ impl Cache {
     }
 }
 
-/// How large a bucket is, and whether the next step finds it in cache.
+/// The size of a bucket, and whether the next step finds its bucket in cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shape {
-    /// 64 Ki elements, one segment, again and again.
+    /// 64 Ki elements in one segment, stepped again and again.
     L2,
-    /// 1 Mi elements, one segment, again and again.
+    /// 1 Mi elements in one segment, stepped again and again.
     L3,
-    /// 16 Mi elements, one segment, rotated through more than four times the last-level cache.
+    /// 16 Mi elements in one segment. The buckets are together more than four times as large as the last-level cache.
     Dram,
-    /// 25 MiB of gradients in 50 segments, rotated in the same way.
+    /// 25 MiB of gradients in 50 segments. The buckets are together more than four times as large as the last-level
+    /// cache.
     Bucket,
-    /// A size of a sweep, one segment.
+    /// A size of a sweep, in one segment.
     #[value(skip)]
     Sized(usize, Cache),
 }
@@ -154,7 +156,7 @@ impl Shape {
         }
     }
 
-    /// Segments of a bucket, and elements of a segment.
+    /// Returns the number of segments of a bucket, and the number of elements of a segment.
     pub(super) fn segments(self) -> (usize, usize) {
         match self {
             Shape::L2 => (1, 64 << 10),
@@ -170,7 +172,8 @@ impl Shape {
         segments * length
     }
 
-    /// Enough buckets that none is in cache when its turn comes.
+    /// Returns the number of buckets. For [`Cache::Beyond`] it is so large that no bucket is still in cache at its next
+    /// step.
     pub(super) fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
         let bytes = self.elements() as u64 * bytes_per_element;
         let beyond = (4 * last_level_cache_bytes()).div_ceil(bytes) as usize;
@@ -183,30 +186,30 @@ impl Shape {
         }
     }
 
-    /// Buckets that one sample steps.
+    /// Returns the number of buckets that one sample steps.
     pub(super) fn buckets_per_sample(self) -> usize {
         (SAMPLE_ELEMENTS / self.elements() as f64).ceil() as usize
     }
 }
 
-/// The gradient of element `k`, summed over ranks.
+/// Returns the gradient of element `k`, summed over ranks.
 pub(super) fn gradient(k: usize) -> f32 {
     ((k % 613) as f32 - 306.3) * 1e-2
 }
 
-/// The first value of parameter element `k`.
+/// Returns the initial value of element `k` of the parameters.
 pub(super) fn parameter(k: usize) -> f32 {
     0.5 + (k % 977) as f32 * 1e-3
 }
 
-/// Bytes of an element in memory. The few scales of 8-bit states are left out.
+/// Returns the bytes that an element takes in all arrays. The few scales of 8-bit states are not counted.
 pub(super) fn resident_bytes(case: Case, kind: Kind) -> instep::Result<u64> {
     let (precision, states) = (kind.precision(), case.optimizer()?.state_names().len() as u64);
     let stepped = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();
     Ok(stepped + states * precision.moments.bytes())
 }
 
-/// Memory of this shape, filled.
+/// Makes a launcher with buckets of this shape, and fills parameters and gradients.
 pub(super) fn launcher(
     case: Case,
     kind: Kind,

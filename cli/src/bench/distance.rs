@@ -1,8 +1,8 @@
-//! The cost of a step's memory traffic over arrays 256 MiB from each other: if all start at the same offset in a page,
-//! and if they are staggered as in a stepper.
+//! Times the memory traffic of a step over arrays that are 256 MiB apart. In one case all arrays start at the same
+//! offset in a page. In the other case their starts are staggered, as in a stepper.
 //!
-//! Both cases run one after the other in each round. On a CPU that distinguishes cache lines by more address bits, both
-//! take equally long.
+//! Both cases run one after the other in each round. They take equally long on a CPU that distinguishes cache lines by
+//! more address bits.
 
 use std::time::Instant;
 

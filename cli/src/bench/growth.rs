@@ -1,4 +1,4 @@
-//! Growth with the number of parameters: the time of each call, divided by the number of parameters.
+//! Times each call with growing numbers of parameters. Each figure is the time divided by the number of parameters.
 //!
 //! Parameters are small, so the bench times bookkeeping. If a column is constant, the time is linear in the number of
 //! parameters.
@@ -18,7 +18,7 @@ use crate::Failure;
 use crate::console::print_line;
 
 const ELEMENTS: usize = 16;
-/// So that the number of buckets grows too.
+/// The number of parameters in a bucket. It is fixed, so that the number of buckets grows too.
 const IN_BUCKET: usize = 1024;
 const CAP_BYTES: u64 = (IN_BUCKET * ELEMENTS * size_of::<f32>()) as u64;
 const USUAL: [usize; 3] = [1_000, 10_000, 100_000];
@@ -38,7 +38,7 @@ const STAGES: [&str; 9] = [
 /// How parameters get their optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Case {
-    /// One optimizer for all.
+    /// One optimizer for all parameters.
     Shared,
     /// One optimizer per parameter, each in its own group.
     Groups,
@@ -93,7 +93,8 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the nanoseconds per parameter of each stage, `None` if a checkpoint cannot hold this number of names.
+/// Returns the nanoseconds per parameter of each stage. The stages of a checkpoint are `None` if it cannot hold this
+/// number of names.
 fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.len()], &'static str)> {
     let mut stages = [None; STAGES.len()];
     let mut clock = Instant::now();

@@ -1,7 +1,7 @@
-//! The trainer's cost of a hand-over: `grad_ready` inside a bucket, and at the bucket's end, where it queues all
-//! operations.
+//! The cost of a hand-over on the trainer's thread. In one case `grad_ready` is called inside a bucket. In the other
+//! case each call completes a bucket and queues the bucket's ops.
 //!
-//! Buckets are tiny, so the streams do little work. Their locks and wake-ups are part of the trainer's cost. Only the
+//! Buckets are tiny, so the streams do little work. The cost includes the locks and wake-ups of the streams. Only the
 //! trainer's thread is timed.
 
 use std::time::Instant;

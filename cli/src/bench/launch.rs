@@ -1,4 +1,4 @@
-//! The overhead of `BucketStep` over its kernel: checks, addresses and the scalars of an update.
+//! The overhead that `BucketStep` adds to its kernel: checks, addresses and the scalars of an update.
 //!
 //! Every round also times only the kernel, on the same memory and one thread. In the last case each parameter's tensors
 //! are separate, so the kernel is called once per parameter.

@@ -1,6 +1,7 @@
 //! The share of the machine that other processes used while the benches ran.
 //!
-//! It reads Linux's `/proc`, where all times are in ticks of the same length. On other systems the load is unknown.
+//! This module reads Linux's `/proc`, where all times are in ticks of the same length. On other systems the load is
+//! unknown.
 
 use std::fs;
 
@@ -23,12 +24,12 @@ struct Ticks {
     own: u64,
 }
 
-/// Watches the machine from its creation on.
+/// Measures the load of the machine, from the creation of this value on.
 pub(super) struct Watch {
     start: Option<Ticks>,
 }
 
-/// The share of all cores' time that was used by others.
+/// The share of all cores' time that others used.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Load {
     /// Other processes, and interrupts.
@@ -78,7 +79,7 @@ impl Load {
         })
     }
 
-    /// The line that warns of figures of a loaded machine.
+    /// Returns a line that warns of unreliable figures, if the load is above the limit.
     pub(super) fn warning(&self) -> Option<String> {
         let Load { others_percent, steal_percent } = self;
         (others_percent + steal_percent > WORTH_A_WORD_PERCENT).then(|| {

@@ -1,6 +1,6 @@
-//! The machine and the build that figures belong to, as a header of tables and in JSON.
+//! The machine and the build to which figures belong. They are the header of the tables and a part of the JSON.
 //!
-//! It names no user and no path. A fact that the system does not report is left out.
+//! This module names no user and no path. A fact that the system does not report is left out.
 
 use std::fmt;
 use std::fs;
@@ -17,12 +17,12 @@ pub(super) struct Machine {
     pub(super) cpu: String,
     /// Cores that this process may use.
     cores: usize,
-    /// Threads of a stepper that sets none.
+    /// Kernel threads of a stepper, if no option sets their number.
     kernel_threads: usize,
     caches: Vec<CacheSize>,
     /// Null if the system does not report it.
     governor: Option<String>,
-    /// Instruction sets of the kernels in this build that the processor has.
+    /// Instruction sets that both this build and the processor have.
     isa_available: Vec<&'static str>,
     /// Version of the library.
     version: &'static str,
@@ -35,7 +35,7 @@ pub(super) struct Machine {
 /// One cache of the first core.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct CacheSize {
-    /// `L1d`, `L2`.
+    /// The name, such as `L1d` or `L2`.
     name: String,
     bytes: u64,
 }
@@ -74,7 +74,7 @@ fn caches() -> Vec<CacheSize> {
     (0..8).map_while(cache).collect()
 }
 
-/// Two lines that begin with `#`.
+/// Writes two lines that begin with `#`.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { cpu, cores, kernel_threads, caches, governor, .. } = self;

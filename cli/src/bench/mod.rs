@@ -1,8 +1,8 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
-//! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. The host has four more, launch, distance, sharding and growth, and a GPU three: norm,
-//! control and graph. No bench fails because of a time. benches/README.md explains every column.
+//! Three benches run on every device: step, overlap and handover. Launch, distance, sharding and growth run only on the
+//! host. Norm, control and graph run only on a GPU. No bench fails because of a time. benches/README.md explains every
+//! column.
 
 mod cases;
 mod distance;
@@ -47,24 +47,25 @@ use sizes::{GPU_BYTES, HOST_BYTES, Sizes};
 /// The benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Bench {
-    /// One bucket's step against the ceiling: an in-place loop on the host, the faster of two copies on a GPU.
+    /// One bucket's step and its ceiling. The ceiling is an in-place loop on the host, and the faster of two copies on
+    /// a GPU.
     Step,
-    /// One bucket's norm against the same copies. It needs a GPU.
+    /// One bucket's norm and the same copies. It needs a GPU.
     Norm,
     /// Begin and Decide, which a pass has once each. It needs a GPU.
     Control,
-    /// A captured pass's replay against the same pass call by call. It needs a GPU.
+    /// The replay of a captured pass, and the same pass call by call. It needs a GPU.
     Graph,
-    /// Optimizer time that the trainer waits for, per mode and bucket cap.
+    /// Optimizer time for which the trainer waits, by mode and bucket cap.
     Overlap,
     /// The trainer's own time in `grad_ready`.
     Handover,
     /// The overhead of a `BucketStep` over its kernel. It runs on the host.
     Launch,
-    /// Arrays 256 MiB from each other that start at the same offset in a page, against arrays that are staggered. It
-    /// runs on the host.
+    /// Arrays that are 256 MiB apart, with starts at the same offset in a page and with staggered starts. It runs on
+    /// the host.
     Distance,
-    /// A pass with shards of states, or of parameters too, beside one without. It runs on the host.
+    /// A pass with sharded states, with sharded parameters too, and without shards. It runs on the host.
     Sharding,
     /// Time per parameter of every call, as the number of parameters grows. It runs on the host.
     Growth,
@@ -140,9 +141,9 @@ pub struct Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if
-/// an option is for another device or a step computes a wrong result: the host's bench ends there, a GPU's after all
-/// rows.
+/// `Library` if the device does not exist or a stepper cannot be built. `File` if a record cannot be written. `Bench`
+/// if an option is for another device, or if a step computes a wrong result. On the host the first wrong result ends
+/// the bench. On a GPU all rows still run.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,
@@ -151,7 +152,7 @@ pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the benches of `--device cuda:N` on this device, so that tests can run them without a GPU.
+/// Runs the benches of `--device cuda:N` on a given device, so that tests can run them without a GPU.
 ///
 /// # Errors
 /// Errors as for [`run`].

@@ -1,6 +1,6 @@
 //! Compares a step with the bits of the baseline instruction set.
 //!
-//! This is for tensors of fewer bits than f32. A small step may be rounded away in them, so a comparison with a formula
+//! This check is for types with fewer bits than f32. They may round a small update away, so a comparison with a formula
 //! in f64 would prove nothing. Both sides run the same steps before anything is timed.
 
 use instep::Isa;

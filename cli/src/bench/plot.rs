@@ -1,6 +1,6 @@
-//! Share of the ceiling against the size of the bucket, as an SVG picture with one line per case.
+//! Draws the percentage of the ceiling by bucket size, as an SVG picture with one line per case.
 //!
-//! It shows medians with their spread. The axis starts at 0. Only measured points are drawn.
+//! The picture shows medians with their spread. The axis starts at 0. Only measured points are drawn.
 
 use std::fmt::{self, Write};
 
@@ -14,13 +14,13 @@ const COLOURS: [&str; 5] = ["#2f6db3", "#d1242f", "#7cc7b5", "#a395c6", "#b58900
 
 /// One measured size of a case.
 pub(super) struct Point {
-    /// Names the line on which the point lies.
+    /// The name of the point's line.
     pub(super) line: String,
     pub(super) elements: usize,
     pub(super) percent_of_ceiling: Spread,
 }
 
-/// Draws the points of each line; the points of one line stand together and ascend in size.
+/// Draws one line through the points of each case. In `points`, the points of a line are adjacent and ascend in size.
 pub(super) fn draw(title: &str, points: &[Point]) -> String {
     // Writing to a String cannot fail.
     try_draw(title, points).unwrap_or_default()
@@ -89,7 +89,7 @@ fn try_draw(title: &str, points: &[Point]) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// 65,536 as 64Ki.
+/// Writes 65,536 as 64Ki.
 fn short(elements: usize) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki"), (0, "")];
     let fits = |shift: &u32| elements.is_multiple_of(1 << shift);

@@ -1,6 +1,7 @@
 //! Combinations of element types by name, and their storage.
 //!
-//! These are plain values; `plain_bits.rs` checks the steps of each.
+//! This file has only plain values. On the host, `step.rs` checks the steps of f32, and `plain_bits.rs` checks those of
+//! all other combinations.
 
 use clap::ValueEnum;
 use instep::layout::Storage;
@@ -17,17 +18,17 @@ pub(super) enum Kind {
     F32Moments8bit,
     /// bf16 parameters and gradients, f32 master weights and states.
     Master,
-    /// As master, with gradients in f32.
+    /// bf16 parameters, f32 gradients, master weights and states.
     MasterGradF32,
-    /// As master, with states in bf16.
+    /// bf16 parameters, gradients and states, f32 master weights.
     MasterMomentsBf16,
     /// bf16 parameters and gradients, 16-bit remainders, f32 states.
     Remainder16,
-    /// As remainder16, with states in bf16.
+    /// bf16 parameters, gradients and states, 16-bit remainders.
     Remainder16MomentsBf16,
-    /// As remainder16, with states in 8 bits.
+    /// bf16 parameters and gradients, 16-bit remainders, 8-bit states.
     Remainder16Moments8bit,
-    /// As remainder16-moments8bit, with 8-bit remainders.
+    /// bf16 parameters and gradients, 8-bit remainders, 8-bit states.
     Remainder8Moments8bit,
     /// bf16 throughout, rounded to nearest.
     Bf16,

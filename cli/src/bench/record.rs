@@ -1,4 +1,5 @@
-//! Figures as CSV, one per line, with a header that names machine, compilers and commit, or as JSON.
+//! Writes figures as CSV or as JSON. The CSV has one figure per line, and a header that names machine, compilers and
+//! commit.
 //!
 //! The header lets a reader trace a number that is quoted elsewhere. A record names no user and no path.
 
@@ -14,7 +15,7 @@ use super::statistics::Spread;
 use super::system::{commit, cpu_model, first_line, last_level_cache_bytes, read, write};
 use crate::Failure;
 
-/// Collects figures, and writes those so far into files after each row.
+/// Collects figures. After each row it writes all figures so far into files.
 pub(super) struct Record {
     machine: Machine,
     quick: bool,
@@ -25,12 +26,12 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The record of a run without a figure, and the files that it writes.
+    /// Starts an empty record of a run, with the files into which it will write.
     pub(super) fn new(machine: &Machine, quick: bool, json: Option<PathBuf>, svg: Option<PathBuf>) -> Record {
         Record { machine: machine.clone(), quick, figures: Vec::new(), rows: Vec::new(), json, svg }
     }
 
-    /// Adds one figure; `quantity` ends in its unit.
+    /// Adds one figure. `quantity` ends in the figure's unit.
     pub(super) fn add(
         &mut self,
         bench: &str,
@@ -73,7 +74,8 @@ impl Record {
     }
 }
 
-/// The buckets of one segment, line by line. A line's name has what is not the same in all rows.
+/// Returns the rows with one segment as points, line by line. The name of a line has the optimizer, and the properties
+/// in which rows differ.
 fn points(rows: &[StepRow]) -> Vec<Point> {
     let parts = |row: &StepRow| {
         let threads = format!("{} thread{}", row.threads, if row.threads == 1 { "" } else { "s" });
@@ -99,7 +101,8 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
-/// The first line of a compiler's version text. Its name may come after the name of a wrapper, as in `ccache g++`.
+/// Returns the first line of a compiler's version text. The compiler's name may come after the name of a wrapper, as in
+/// `ccache g++`.
 fn compiler(words: &str) -> String {
     let mut words = words.split_whitespace();
     let program = words.next().unwrap_or("c++");

@@ -1,7 +1,7 @@
 //! The figures of a run on the host as JSON, and the rows of its step table.
 //!
-//! Keys that a GPU's report has too have the same names. The file is written again after each row, so a run that is cut
-//! off leaves its measurements.
+//! Keys that also occur in a GPU's report have the same names there. The file is written again after each row, so an
+//! interrupted run leaves its measurements.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) struct Report<'a> {
     pub(super) load: Option<Load>,
     pub(super) quick: bool,
     pub(super) step: &'a [StepRow],
-    /// Every figure, also those of the other benches, as `--csv` has them.
+    /// Every figure of every bench, as in the file of `--csv`.
     pub(super) figures: &'a [Figure],
 }
 
@@ -38,7 +38,7 @@ pub(super) struct StepRow {
     pub(super) cache: Cache,
     pub(super) isa: &'static str,
     pub(super) threads: usize,
-    /// Buckets that the step goes through.
+    /// The number of buckets through which the step rotates.
     pub(super) buckets: usize,
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
@@ -48,7 +48,7 @@ pub(super) struct StepRow {
     pub(super) percent_of_ceiling: Spread,
 }
 
-/// A quantity of a case of a bench.
+/// A measured quantity of one case of a bench.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figure {
     pub(super) bench: String,
@@ -77,8 +77,8 @@ impl StepRow {
         )
     }
 
-    /// Returns the row's line, with the columns of the table's header. The ceiling's own time, and the spread of both,
-    /// are only in the files.
+    /// Returns the row as a line under the table's header. The ceiling's time, and the spread of both times, are only
+    /// in the files.
     pub(super) fn line(&self) -> String {
         let StepRow { optimizer, precision, bytes, segments, isa, threads, bytes_per_element, .. } = self;
         let StepRow { step_us, step_gb_per_s, percent_of_ceiling, .. } = self;

@@ -1,7 +1,7 @@
 //! A pass with sharded states, or with sharded parameters too, compared with the same pass without shards.
 //!
 //! All strategies train in turn in one process, so a busy machine slows all of them down. The trainer computes nothing,
-//! so no collective is hidden: this is the largest cost that sharding can have.
+//! so nothing hides the collectives. The measured cost is therefore the largest that sharding can have.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ const BUCKETS: usize = 4;
 const STRATEGIES: [(&str, Strategy); 3] =
     [("replicated", Strategy::Replicated), ("zero", Strategy::Zero), ("fsdp", Strategy::Fsdp)];
 
-/// The times of one strategy's passes, and the bytes that a rank holds between them.
+/// The times of one strategy's passes, and the bytes that a rank holds between passes.
 #[derive(Default)]
 struct Outcome {
     ms: Vec<f64>,

@@ -1,6 +1,6 @@
 //! The sizes of a sweep in bytes of gradients, with the options of nccl-tests, for the host and for a GPU.
 //!
-//! Sizes are rounded up to buckets without padding, and the tables show the bytes and elements that were stepped.
+//! Sizes are rounded up so that buckets have no padding. The tables show the bytes and elements after rounding.
 
 use super::cases::{Cache, Shape, WORLD_SIZE};
 use super::precisions::Kind;
@@ -12,7 +12,7 @@ pub(super) const GRAIN: usize = 256 * WORLD_SIZE as usize;
 /// Ratio of one size to the previous one.
 const USUAL_FACTOR: u64 = 4;
 
-/// The ends of a sweep that the options leave out.
+/// The default smallest and largest size of a sweep.
 pub(super) const HOST_BYTES: [u64; 2] = [256 << 10, 256 << 20];
 pub(super) const GPU_BYTES: [u64; 2] = [256 << 10, 1 << 30];
 
@@ -44,7 +44,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// Elements of each bucket, ascending.
+    /// Returns the number of elements of each bucket, ascending.
     pub(super) fn elements(&self, kind: Kind, usual: [u64; 2]) -> Vec<usize> {
         let [min, max] = self.ends(usual);
         let factor = self.step_factor.map_or(USUAL_FACTOR, u64::from);
@@ -58,12 +58,12 @@ impl Sizes {
         elements
     }
 
-    /// Elements of the largest bucket that a sweep may have.
+    /// Returns the number of elements of the largest bucket that a sweep may have.
     pub(super) fn largest(&self, kind: Kind, usual: [u64; 2]) -> u64 {
         self.ends(usual)[1] / kind.precision().grad.bytes()
     }
 
-    /// The host's sweep: each size beyond the cache, and in the cache if it fits.
+    /// Returns the host's sweep. Each size is stepped beyond the cache, and also in the cache if it fits.
     pub(super) fn shapes(&self, kind: Kind, bytes_per_element: u64, cache_bytes: u64) -> Vec<Shape> {
         let both = |elements: usize| {
             let is_resident = 4 * elements as u64 * bytes_per_element <= cache_bytes;
@@ -78,7 +78,7 @@ impl Sizes {
     }
 }
 
-/// A number of bytes, with or without K, M or G, which are powers of 1024 as in nccl-tests.
+/// Parses a number of bytes, with or without K, M or G. These are powers of 1024, as in nccl-tests.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let units = [("K", 10), ("M", 20), ("G", 30)];
     let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));

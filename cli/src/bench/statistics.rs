@@ -1,6 +1,7 @@
 //! Medians with their spread.
 //!
-//! Every sample counts. None is dropped as an outlier, because users meet slow rounds too.
+//! A spread is of all samples that it is given. None is dropped as an outlier, because users meet slow rounds too. The
+//! benches leave out warm-up rounds before.
 
 use serde::Serialize;
 
@@ -13,20 +14,22 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Takes at least one sample. For an even number, the median is the lower of the middle two.
+    /// Computes the spread of at least one sample. For an even number of samples, the median is the lower of the middle
+    /// two.
     pub(super) fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         Spread { median: sorted[(sorted.len() - 1) / 2], min: sorted[0], max: sorted[sorted.len() - 1] }
     }
 
-    /// The same samples in another unit.
+    /// Converts the figures to another unit.
     pub(super) fn scaled(self, factor: f64) -> Spread {
         let Spread { median, min, max } = self;
         Spread { median: median * factor, min: min * factor, max: max * factor }
     }
 
-    /// The median of microseconds with about five digits, so that columns stay in line from a launch to a second.
+    /// Writes a median in microseconds with about five digits, so that columns stay aligned for times of up to a
+    /// second.
     pub(super) fn median_us(&self) -> String {
         let digits = match self.median {
             ..1e3 => 2,
@@ -36,7 +39,7 @@ impl Spread {
         format!("{:.digits$}", self.median)
     }
 
-    /// `median (min-max)`.
+    /// Writes `median (min-max)`.
     pub(super) fn show(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.min, self.max)
     }

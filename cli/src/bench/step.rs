@@ -1,4 +1,4 @@
-//! One bucket's step against the in-place ceiling of the same traffic, round by round, on the same memory.
+//! Times one bucket's step, and the in-place ceiling with the same traffic, in the same rounds and on the same memory.
 //!
 //! The machine's speed drifts, so only times of the same round are divided by each other. Every case is verified
 //! before it is timed.
@@ -176,8 +176,8 @@ fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Res
         .then(|| format!("{name:<10}{precision:<24}{bytes:>10}  SKIPPED: the memory does not suffice")))
 }
 
-/// Steps everything twice and compares about a thousand elements with the formula in f64, or all if the formula needs
-/// whole parameters.
+/// Steps everything twice and compares about a thousand elements with the formula in f64. If the formula needs whole
+/// parameters, all elements are compared.
 fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {

@@ -1,6 +1,7 @@
 //! Facts about the system, and files that are replaced atomically.
 //!
-//! A missing fact is empty or unknown, never an error, because no bench depends on it.
+//! A fact that the system does not report is empty or unknown here. It is never an error, because no bench depends on
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +39,8 @@ pub(super) fn commit() -> String {
     first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
 }
 
-/// Returns the processor's name, with family and model, since a virtual machine may hide its generation from the name.
+/// Returns the processor's name, with family and model. They are added because a virtual machine may hide the
+/// generation in the name.
 pub(super) fn cpu_model() -> String {
     let text = read("/proc/cpuinfo");
     let field = |name: &str| {

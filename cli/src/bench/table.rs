@@ -1,7 +1,7 @@
 //! The tables that benches print: at most 120 columns, so that a terminal does not break a row.
 //!
-//! A table begins with the number of rows to come, because one row may take minutes. Figures that do not fit are only
-//! in the files of `--json` and `--csv`.
+//! A table begins with its number of rows, because one row may take minutes. Figures that do not fit into the columns
+//! are only in the files of `--json` and `--csv`.
 
 use crate::Failure;
 use crate::console::print_line;
@@ -9,7 +9,7 @@ use crate::console::print_line;
 /// The most columns of a line.
 const COLUMNS: usize = 120;
 
-/// Begins the table of a bench: its name, how many rows are to come, and what they show.
+/// Begins the table of a bench with its name, its number of rows, and the meaning of the rows.
 pub(super) fn announce(bench: &str, rows: usize, what: &str) -> Result<(), Failure> {
     let rows = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
     print_line(&format!("\n{}", wrapped(&format!("{bench}, {rows}: {what}"))))

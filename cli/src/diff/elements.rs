@@ -1,6 +1,6 @@
 //! Elements of tensors: their bits, their values, and the distance between two of them.
 //!
-//! Every type that this library writes into a file is read here. An element never changes a bit on the way.
+//! This file reads every type that the library writes into files. Reading changes no bit of an element.
 
 use std::fmt;
 use std::io::{Read, Seek};
@@ -19,7 +19,7 @@ pub(super) struct Element {
 }
 
 impl Element {
-    /// Returns its value if the type is one of real numbers.
+    /// Returns the value of a floating-point element, and `None` for an integer.
     pub(super) fn real(self) -> Option<f64> {
         match self.dtype {
             Dtype::Bf16 => Some(bf16::from_bits(self.bits as u16).to_f64()),
@@ -30,9 +30,9 @@ impl Element {
         }
     }
 
-    /// Returns the number of steps to another element of its type through the representable values.
+    /// Returns the distance to another element of the same type, counted in representable values.
     ///
-    /// There is none from or to a NaN. It is 0 between the two zeros.
+    /// The distance is `None` if either value is NaN, and 0 between the two zeros.
     pub(super) fn distance(self, other: Element) -> Option<u64> {
         let (Some(a), Some(b)) = (self.real(), other.real()) else {
             return Some(match self.dtype {
@@ -61,7 +61,7 @@ impl fmt::Display for Element {
     }
 }
 
-/// Reads the bits of elements from number `first` on.
+/// Reads the bits of consecutive elements, from index `first` on.
 pub(super) fn read_bits<R: Read + Seek>(
     data: &mut Data<R>,
     tensor: &Tensor,

@@ -29,8 +29,8 @@ const PIECE: usize = 1 << 14;
 /// Compare two outputs of `instep replay` or two checkpoints, bit by bit or within a tolerance
 ///
 /// The exit status is 0 if every element is equal or accepted, 1 if not, and 2 if a file cannot be read. Names, types,
-/// shapes and whole numbers such as step counts must be equal in any case. With a tolerance, NaN equals NaN, and an
-/// infinity equals only itself.
+/// shapes and whole numbers such as step counts must always be equal. With a tolerance, NaN equals NaN, and an infinity
+/// equals only itself.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// First file
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 /// Compares two opened files.
 ///
 /// # Errors
-/// `Tensors` if one of them cannot be read to its end.
+/// `Tensors` if a file cannot be read to its end.
 pub fn compare<A: Read + Seek, B: Read + Seek>(
     (mut header_a, mut data_a): (Header, Data<A>),
     (mut header_b, mut data_b): (Header, Data<B>),
@@ -110,7 +110,7 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     Ok(report)
 }
 
-/// Returns whether two products of momenta, as metadata spell them, are close enough.
+/// Returns whether the tolerance accepts two products of momenta, which are given as text of the metadata.
 fn accepts_product(tolerance: &Tolerance, a: &Option<String>, b: &Option<String>) -> bool {
     let element = |text: &Option<String>| {
         Some(Element { dtype: Dtype::F64, bits: text.as_ref()?.parse::<f64>().ok()?.to_bits() })

@@ -1,6 +1,6 @@
 //! The result of a comparison, as JSON and as text.
 //!
-//! cli/README.md documents the keys. Later versions may add keys, and never change one.
+//! cli/README.md documents the keys. Later versions may add keys, but never change one.
 
 use serde::Serialize;
 
@@ -9,11 +9,13 @@ use super::Tolerance;
 /// The comparison of two files.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Same tensors, same types, same shapes, same bits, same step counts and products of momenta.
+    /// Whether tensors, types, shapes, bits, step counts and products of momenta are equal.
     pub equal: bool,
-    /// Equal, or different only in elements that the tolerance accepts. The exit status tells this.
+    /// Whether the files are equal, or differ only in elements that the tolerance accepts. The exit status says the
+    /// same.
     pub within: bool,
-    /// The largest difference of all tensors, outside the tolerance if there is one.
+    /// The largest difference of all tensors. A difference outside the tolerance counts as larger than any difference
+    /// within it.
     pub worst: Option<Located>,
     /// Tensors that both files have, by name.
     pub tensors: Vec<Compared>,
@@ -38,7 +40,8 @@ pub struct Compared {
     pub shape_a: Vec<u64>,
     /// Its shape in the second file.
     pub shape_b: Vec<u64>,
-    /// Number of elements that differ in a bit; 0 if shapes or types differ, because none are compared then.
+    /// Number of elements that differ in a bit. It is 0 if shapes or types differ, because then no elements are
+    /// compared.
     pub different: u64,
     /// Number of elements that the tolerance does not accept.
     pub outside: u64,
@@ -46,12 +49,12 @@ pub struct Compared {
     pub worst: Option<Worst>,
 }
 
-/// The largest difference within a tensor, the first of several.
+/// The largest difference within a tensor. Of equally large ones, it is the first.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
     /// The element's index in row-major order.
     pub index: u64,
-    /// The distance; none if one of them is NaN. It is 0 between the two zeros.
+    /// The distance, or null if either value is NaN. It is 0 between the two zeros.
     pub ulp: Option<u64>,
     /// The first file's value, as text because JSON has no NaN.
     pub a: String,
@@ -71,7 +74,7 @@ pub struct Located {
     pub element: Worst,
 }
 
-/// A step count that differs; `None` for a file without it.
+/// A step count or product of momenta that differs, with `None` for a file that lacks it.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Count {
     /// Its metadata key.
@@ -116,7 +119,8 @@ impl Worst {
     }
 }
 
-/// Orders differences: each outside the tolerance is larger than any within, and then the distance counts.
+/// Returns a key that orders differences. Every difference outside the tolerance is larger than any difference within
+/// it. Otherwise the distance decides.
 pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
     // A NaN is farther from a number than any other number is, and accepted beside another NaN as equal.
     let farthest = if is_outside { u64::MAX } else { 0 };

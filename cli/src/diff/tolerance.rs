@@ -1,6 +1,6 @@
 //! The criterion of equality: every bit, or values that are close enough.
 //!
-//! It depends on the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
+//! This file uses the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
 //! always be equal.
 
 use super::elements::Element;
@@ -11,10 +11,10 @@ use super::elements::Element;
     next_help_heading = "Tolerances: an element is accepted if --max-ulp accepts it, or --atol and --rtol do"
 )]
 pub struct Tolerance {
-    /// Accept at most N representable numbers from one value to the other.
+    /// Accept two values that are at most N representable numbers apart.
     #[arg(long, value_name = "N")]
     pub max_ulp: Option<u64>,
-    /// Accept |a - b| <= X + Y * |b|, with the values b of the second file [default: 0 with --rtol].
+    /// Accept |a - b| <= X + Y * |b|, where b is the value in the second file [default: 0 with --rtol].
     #[arg(long, value_name = "X", value_parser = parse_bound, allow_negative_numbers = true)]
     pub atol: Option<f64>,
     /// The Y of --atol [default: 0 with --atol].

@@ -1,8 +1,8 @@
-//! Compares a plan with a real run. Ranks run as threads of this process; then the same run is predicted with the times
-//! that its ops and its trainer took.
+//! Compares a plan with a real run. The ranks of the real run are threads of this process. Afterwards the plan predicts
+//! the same run, with the times that the real ops and the real trainer took.
 //!
-//! Only the schedule is compared: the order of the ops, and the times at which they run. Both sides use measured
-//! speeds.
+//! Only the schedule is compared: the order of the ops, and the times at which they run. Speeds are not compared,
+//! because both sides use the measured ones.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ use crate::replay::refused;
 enum Call {
     /// Reads a parameter, after waiting for it.
     Read(usize),
-    /// Writes its gradient.
+    /// Writes the gradient of a parameter.
     Write(usize),
     /// Ends the previous pass, if any, and begins a pass.
     Begin,
@@ -40,18 +40,18 @@ struct Timed {
     own_ns: u64,
 }
 
-/// A call as it was recorded, before the end times of the ops for which it waited are known.
+/// A recorded call. The end times of the ops for which it waited are not yet known.
 struct Seen {
     call: Call,
     passed_ns: u64,
     blocked: Vec<Interval>,
-    /// The ops waited for: the stream of each, and how many ops that stream had been given by then.
+    /// The ops for which the call waited: the stream of each op, and its number among the ops of that stream.
     awaited: Vec<(Stream, usize)>,
 }
 
 impl Seen {
-    /// A wait lasts until the op has ended. After that the real trainer's thread may wait for a core. This wait counts
-    /// as the thread's own time. The predicted trainer continues at once.
+    /// Computes the trainer's own time of this call. A wait ends when its op has ended. The real thread may then have
+    /// to wait for a core, and this time counts as its own. The predicted trainer continues at once.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -64,7 +64,7 @@ impl Seen {
     }
 }
 
-/// Counts the ops of each stream, to map a wait for a position to a wait for an op.
+/// Counts the ops of each stream, to map each ticket to the op before it.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,
@@ -207,7 +207,7 @@ fn train(
     Ok((calls.iter().map(|seen| seen.time(&ran)).collect(), ran))
 }
 
-/// Reads the parameter itself, as a forward does, and not its master, which may be sharded.
+/// Reads the parameter itself, like a forward pass. Its master is not read, because it may be sharded.
 fn read(stepper: &Stepper, stored: DType, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
     fn copy<T: Element + Into<f32>>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
         into.iter_mut().zip(stepper.view::<T>(id)?).for_each(|(into, value)| *into = (*value).into());

@@ -1,7 +1,7 @@
 //! `instep plan`: predicts a rank's memory, traffic, schedule and times, without a GPU and without the other ranks.
 //!
-//! The stepper's own builder, schedule and byte counts make the plan; the command adds a trainer and speeds. A plan is
-//! as good as the speeds that it is given. `--measure` compares its schedule with a real run.
+//! The stepper's own builder, schedule and byte counts make the plan. The command adds a trainer and speeds. The
+//! predicted times are only as good as the given speeds. `--measure` compares a plan's schedule with a real run.
 
 mod measure;
 mod model;
@@ -29,14 +29,14 @@ use report::Report;
 use speeds::{Ranks, Speeds};
 use trainer::{Peaks, Walk, train};
 
-/// Longest description that is read.
+/// The largest size of a description.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
-/// The number of predicted passes. The first one broadcasts. The last but one is reported, and its steps end in the
-/// last one.
+/// The number of predicted passes. The first pass broadcasts. The report is about the last pass but one, because its
+/// steps end in the last pass.
 const PASSES: u64 = 4;
 
-/// Size of a bucket, if none is given.
+/// The default size of a bucket.
 const BUCKET_CAP_MIB: u64 = 25;
 
 /// Predicts the run of one rank: bytes in memory, bytes sent, schedule and times
@@ -51,30 +51,30 @@ pub struct Arguments {
     /// When steps run: sequential, eager or normed
     #[arg(long, value_enum, default_value_t = Order::Eager)]
     pub mode: Order,
-    /// Which tensors are shards: replicated (none), zero (states) or fsdp (parameters too)
+    /// Which tensors are sharded: replicated (none), zero (states) or fsdp (parameters too)
     #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
     pub strategy: Sharing,
-    /// Ranks of a group that shards tensors, neighbours by their numbers; groups are replicas [default: all ranks]
+    /// Number of neighbouring ranks that form a group with all shards. Groups are replicas of each other [default: all
+    /// ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
-    /// Steps run on the host, with states, masters and averages in its memory: by this library's stepper, or by
-    /// `instep.torch.offload`, for a plain module or under DDP, or with --strategy=fsdp for shards with
-    /// CPUOffloadPolicy
+    /// Steps run on the host, with states, masters and averages in its memory. `torch` plans `instep.torch.offload` for
+    /// a plain module or under DDP. With --strategy=fsdp it plans shards with CPUOffloadPolicy
     #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
     pub offload: Option<Engine>,
-    /// Page-locked memory for gradients on their way, with --offload=torch [default: all gradients]
+    /// Page-locked memory for gradients on their way to the host, with --offload=torch [default: all gradients]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub ring_mib: Option<u64>,
-    /// A loss scale is divided out, and decides over all gradients, with --offload=torch
+    /// Divide gradients by a loss scale, and decide about all of them before any step, with --offload=torch
     #[arg(long)]
     pub grad_scaler: bool,
-    /// Free gradients after their step, and those of other ranks' shards after their sum
+    /// Free gradients after their step. Gradients of other ranks' shards are freed after their sum
     #[arg(long)]
     pub release_gradients: bool,
-    /// Number of times that forward and backward run in a pass; their gradients add up
+    /// Number of micro-batches in a pass (gradient accumulation)
     #[arg(long, value_name = "COUNT", default_value = "1", conflicts_with = "measure")]
     pub micro_batches: NonZeroU32,
-    /// With shards, ranks sum each micro-batch, and not once a pass
+    /// With shards, sum over ranks in each micro-batch instead of once per pass
     #[arg(long, requires = "micro_batches")]
     pub sum_micro_batches: bool,
     /// Largest norm of all gradients, for sequential and normed
@@ -94,7 +94,7 @@ pub struct Arguments {
     /// Draw one pass as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
-    /// Run it here, on ranks that are threads, and foresee it again with the times that its ops took
+    /// Run the plan here, with threads as ranks, and predict it again with the measured times of its ops
     #[arg(long, conflicts_with_all = ["trace", "picture"])]
     pub measure: bool,
 }
@@ -106,32 +106,32 @@ pub enum Order {
     Sequential,
     /// After the bucket's own all-reduce
     Eager,
-    /// After the norm of all gradients, beside the next forward
+    /// After the norm of all gradients, concurrently with the next forward
     Normed,
 }
 
-/// Which tensors are shards.
+/// Which tensors are sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sharing {
     /// None: every rank steps everything
     Replicated,
     /// Optimizer states: each rank steps a shard of each bucket
     Zero,
-    /// And parameters: two buckets are full at a time, the one in use and the next
+    /// Optimizer states and parameters: two buckets are full at a time, the current one and the next
     Fsdp,
 }
 
 /// The engine that steps on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Engine {
-    /// The stepper, by its schedule
+    /// The library's stepper, with its schedule
     Stepper,
-    /// PyTorch's `instep.torch.offload`, as autograd has gradients
+    /// `instep.torch.offload`, which steps gradients as autograd makes them
     Torch,
 }
 
 impl Arguments {
-    /// Refuses options that cannot be combined, with the names of the command's options; the library's errors have
+    /// Refuses options that cannot be combined. The errors name the command's options. The library's errors would use
     /// other names.
     fn check(&self) -> Result<(), Failure> {
         let refuse = |option: String, wrong: &str, remedy: &str| Err(Failure::config(option, wrong, remedy));
@@ -197,7 +197,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// The options of the stepper that is planned.
+    /// Returns the builder of the planned stepper.
     fn builder<'a>(&self, model: &'a Model) -> StepperBuilder<'a> {
         let mode = match self.mode {
             Order::Sequential => Mode::Sequential,
@@ -238,7 +238,7 @@ impl Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// Every refusal of a description or an option, and of files that cannot be read or written.
+/// A description or an option is refused, or a file cannot be read or written.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Arguments { config, world_size, speeds, .. } = arguments;
     let mut text = Vec::new();

@@ -1,6 +1,7 @@
 //! The description of a model: its parameters, in order of registration, and how they are stepped.
 //!
-//! Layers that repeat are written once. Every unknown key is refused: an ignored option is a wrong plan.
+//! Layers that repeat are written once. Every unknown key is refused, because an ignored option would give a wrong
+//! plan.
 
 use instep::optim::{ALL, Optimizer};
 use instep::{Layout, Precision};
@@ -9,13 +10,13 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::replay::Dtypes;
 
-/// The most parameters that are planned, after repetition.
+/// The largest number of parameters in a plan, after repetition.
 const MOST_PARAMS: usize = 1 << 20;
 
 /// A valid description.
 pub(super) struct Model {
     pub(super) layout: Layout,
-    /// Per parameter, the number of its repetition, counted from 1; 0 if it does not repeat.
+    /// For each parameter the number of its repetition, counted from 1, or 0 if the parameter is not repeated.
     pub(super) repetitions: Vec<usize>,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) precision: Precision,
@@ -33,7 +34,8 @@ struct Spelled {
     dtypes: Dtypes,
 }
 
-/// A parameter, or entries that come several times. Both are one struct, so that an unknown key is refused by its name.
+/// A parameter, or a list of parameters that is repeated. Both are one struct, so that an unknown key is refused by its
+/// name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -58,7 +60,7 @@ struct Repeated {
 }
 
 impl Entry {
-    /// Reads the entry at this index of the list.
+    /// Checks an entry, which is at index `place` of the list.
     fn check(self, place: usize) -> Result<Repeated, Failure> {
         let Entry { name, shape, repeat, params } = self;
         let thing = match &name {
@@ -91,7 +93,7 @@ impl Model {
     /// Reads and checks a description.
     ///
     /// # Errors
-    /// `Config`, naming what is wrong.
+    /// `Config`, which names what is wrong.
     pub(super) fn parse(text: &[u8]) -> Result<Model, Failure> {
         let spelled: Spelled = serde_json::from_slice(text).map_err(|error| Failure::json(&error))?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == spelled.optimizer) else {
@@ -135,7 +137,7 @@ impl Model {
         })
     }
 
-    /// The lengths of all parameters.
+    /// Returns the lengths of all parameters.
     pub(super) fn lengths(&self) -> impl Iterator<Item = u64> + '_ {
         self.layout.ids().filter_map(|id| self.layout.parameter(id).ok()).map(|parameter| parameter.len)
     }

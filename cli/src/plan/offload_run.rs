@@ -1,7 +1,7 @@
 //! A run of `instep.torch.offload`: its buckets, its queues, and the thread that steps.
 //!
-//! The order is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller divides parameters
-//! into buckets, and says when each bucket's gradients are complete.
+//! The order of the work is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller divides
+//! parameters into buckets, and says when each bucket's gradients are complete.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -26,7 +26,7 @@ pub(super) struct Bucket {
     pub(super) norm_ns: u64,
     pub(super) step_ns: u64,
     pub(super) up_ns: u64,
-    /// The times to make a unit of shards full: uploads and an all-gather.
+    /// The time of the uploads and the all-gather that make a unit of shards full.
     pub(super) gather_ns: u64,
 }
 
@@ -42,7 +42,8 @@ impl Bucket {
     }
 }
 
-/// Bytes of states and masters. Each state is one run, with every parameter at a multiple of 256 elements.
+/// Returns the bytes of states and masters. Each state is one contiguous array, in which every parameter starts at a
+/// multiple of 256 elements.
 pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) -> Result<Vec<Held>, Failure> {
     let builder = Stepper::builder(layout, model.optimizer.clone()).precision(precision);
     let builder = builder.unused(Unused::StepZero);
@@ -56,9 +57,9 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
 
 /// A task of the thread that steps, and the time at which it was queued.
 pub(super) enum Task {
-    /// Waits for the copy of a bucket. Then adds its norm, or marks the bucket as ready to be stepped.
+    /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one of the ready buckets, after the buckets that were sent in the meantime have arrived.
+    /// Steps one ready bucket. The buckets that were sent in the meantime must arrive first.
     Next,
     /// Decides, and steps all buckets.
     Decide,
@@ -80,7 +81,7 @@ pub(super) struct Run<'a> {
     copied: Vec<u64>,
     /// The predicted end of each bucket's last upload.
     uploaded: Vec<Option<u64>>,
-    /// Buckets whose memory in the ring is returned, and the time.
+    /// The times at which buckets return their memory in the ring, with the index of each bucket.
     freed: VecDeque<(u64, usize)>,
 }
 
@@ -137,7 +138,7 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// The time at which a bucket's parameters are uploaded, or its shards are stepped.
+    /// Returns the time at which a bucket's parameters are uploaded, or its shards are stepped.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
@@ -147,8 +148,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sends a bucket that is complete at time `now` to the host. Returns the time at which backward continues; it does
-    /// not wait for a sum over ranks.
+    /// Sends a bucket to the host. The bucket is complete at time `now`. Returns the time at which backward continues.
+    /// Backward does not wait for a sum over ranks.
     fn send(&mut self, index: usize, now: u64, is_alone: bool) -> u64 {
         let Bucket { sum_ns, down_ns, gradient_bytes, .. } = self.buckets[index];
         self.sums_free = self.sums_free.max(now) + sum_ns;
@@ -161,8 +162,8 @@ impl<'a> Run<'a> {
         if is_alone { sent } else { now }
     }
 
-    /// Reduces a unit of shards and copies it to the host, and hands it over. Backward waits for both. Returns the time
-    /// at which backward continues.
+    /// Reduces a unit of shards, copies it to the host, and hands it over. Backward waits for the reduction and the
+    /// copy. Returns the time at which backward continues.
     pub(super) fn hand_over(&mut self, index: usize, now: u64) -> u64 {
         let Bucket { sum_ns, down_ns, .. } = self.buckets[index];
         self.copied[index] = now + sum_ns + down_ns;
@@ -171,12 +172,12 @@ impl<'a> Run<'a> {
         self.copied[index]
     }
 
-    /// The time at which all steps have ended.
+    /// Returns the time at which all steps have ended.
     pub(super) fn finish(&mut self) -> u64 {
         (0..self.buckets.len()).map(|bucket| self.up(bucket)).max().unwrap_or_default()
     }
 
-    /// The time at which the ring has room for a bucket.
+    /// Takes memory in the ring for a bucket. Returns the time at which the ring has room.
     fn take(&mut self, index: usize, bytes: u64, mut now: u64) -> u64 {
         loop {
             while self.tasks.front().is_some_and(|(given, _)| self.worker_free.max(*given) < now) {
@@ -251,16 +252,16 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The ring of page-locked memory. Runs of bytes are returned in any order, and become free in the order in which they
-/// were taken.
+/// The ring buffer of page-locked memory. Ranges of bytes are returned in any order, but become free in the order in
+/// which they were taken.
 struct Ring {
     size: u64,
-    /// Start, end, bucket, and whether the run was returned.
+    /// Start, end and bucket of each range, and whether it was returned.
     taken: VecDeque<(u64, u64, usize, bool)>,
 }
 
 impl Ring {
-    /// Takes a run for a bucket, if there is room.
+    /// Takes a range for a bucket, if there is room.
     fn take(&mut self, bucket: usize, bytes: u64) -> bool {
         let start =
             match (self.taken.front(), self.taken.back()) {

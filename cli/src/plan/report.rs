@@ -1,6 +1,7 @@
 //! The contents of a plan: bytes of memory, bytes sent, ops and times of one pass.
 //!
-//! The reported pass lasts from its opening to the opening of the next pass: backward, then the next forward.
+//! The reported pass lasts from its begin to the begin of the next pass. It contains backward, and then the next
+//! forward.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,13 +29,13 @@ pub(super) struct Report {
     /// The peak number of bytes of each kind, including padding.
     memory: Vec<Held>,
     memory_bytes: u64,
-    /// The part of these bytes in the host's memory, with offload.
+    /// The part of `memory_bytes` that is in the host's memory, with offload.
     host_bytes: u64,
     /// The ops of one pass by kind, in order of their streams.
     work: Vec<Work>,
     /// Bytes sent over each link of a ring in one pass.
     bus_bytes: u64,
-    /// The part of these bytes that crosses between groups: among all ranks or among replicas.
+    /// The part of `bus_bytes` that crosses between groups: collectives of all ranks, and of replicas.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
     /// The part of the pass in which the trainer waited.
@@ -56,7 +57,7 @@ impl Held {
     }
 }
 
-/// With offload, memory is on the device and on the host.
+/// The place of a memory. With offload, some memories are on the host.
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Place {

@@ -1,8 +1,8 @@
 //! `--offload=torch --strategy=fsdp`: shards of `fully_shard` with a `CPUOffloadPolicy`, stepped on the host.
 //!
-//! A repetition of the description is a unit. FSDP gathers and reduces a unit together. All other parameters belong to
-//! the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. They hold for rank
-//! 0, which has the longest shards.
+//! Each repetition in the description is a unit, which FSDP gathers and reduces as a whole. All other parameters belong
+//! to the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. They hold for
+//! rank 0, which has the longest shards.
 
 use instep::collective::CollectiveKind;
 use instep::op::Group;
@@ -15,11 +15,11 @@ use super::speeds::{Ranks, bus_bytes};
 use super::{Arguments, PASSES};
 use crate::Failure;
 
-/// Elements of a block of 8-bit states, and the shortest row that has 8-bit states. A block is inside one row.
+/// Elements of a block of 8-bit states, and the shortest row that has 8-bit states. A block never crosses a row.
 const BLOCK: u64 = 256;
 const LEAST_ROW: u64 = 128;
 
-/// The root's unit among the repetitions of a model.
+/// The root's number in `Model::repetitions`.
 const ROOT: usize = 0;
 
 /// A rank's rows of a parameter, and the elements of each.
@@ -35,7 +35,7 @@ impl Shard {
     }
 }
 
-/// The shards of rank 0, as long as those that FSDP pads.
+/// Returns the shards of rank 0. FSDP pads the shards of all ranks to the same lengths.
 fn shards_of(model: &Model, ranks: u32) -> Result<Vec<Shard>, Failure> {
     let cut = |parameter: &instep::layout::Parameter| match parameter.shape.split_first() {
         Some((rows, row)) => {
@@ -67,12 +67,13 @@ impl Shards {
         Ok(Shards { shards: shards_of(model, ranks.shard_size)?, ranks })
     }
 
-    /// Elements of each parameter's shard.
+    /// Returns the number of elements of each parameter's shard.
     pub(super) fn lengths(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.elements()).collect()
     }
 
-    /// Bytes of states and masters. Blocks of 8-bit states begin anew with each row, and short rows have states of f32.
+    /// Returns the bytes of states and masters. Each row begins a new block of 8-bit states. Short rows have states in
+    /// f32.
     pub(super) fn states(&self, model: &Model) -> Result<Vec<Held>, Failure> {
         let codes = |shard: &&Shard| {
             model.precision.moments == Moments::EightBit && shard.row >= LEAST_ROW && shard.rows > 0
@@ -106,7 +107,7 @@ impl Shards {
         Ok(all)
     }
 
-    /// Returns units as buckets, from the last one back. The root's unit is last.
+    /// Returns the units as buckets, from the last unit to the first. The root's unit is last.
     pub(super) fn cut(&self, arguments: &Arguments, model: &Model) -> Vec<Bucket> {
         let units = model.repetitions.iter().max().map_or(0, |last| last + 1);
         let mut buckets: Vec<Bucket> = (0..units).map(|_| Bucket::default()).collect();
@@ -138,11 +139,11 @@ impl Shards {
         buckets
     }
 
-    /// Foresees passes. Returns the duration of the last pass, the duration of its forward and backward, and the total
+    /// Predicts passes. Returns the duration of the last pass, the duration of its forward and backward, and the total
     /// time of its steps.
     ///
-    /// A unit is gathered while the one before is computed. Its step ends before that: FSDP uploads what was stepped.
-    /// Backward waits for a unit's sum and copy, because a hook takes the gradients.
+    /// A unit is gathered while the previous unit is computed. The unit's last step must end before the gather, because
+    /// FSDP uploads the stepped shards. Backward waits for a unit's sum and copy, because a hook takes the gradients.
     pub(super) fn train(&self, mut run: Run<'_>, arguments: &Arguments, model: &Model) -> (u64, u64, u64) {
         let speeds = &arguments.speeds;
         let mut visits: Vec<(usize, u64)> = Vec::new();

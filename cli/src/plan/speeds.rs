@@ -1,8 +1,8 @@
 //! The durations of ops: linear functions of bytes, with speeds that the user gives.
 //!
-//! A ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce, and (n - 1) / n for each of its two halves.
-//! nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each weight
-//! and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
+//! A ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce. For a reduce-scatter or an all-gather it
+//! moves (n - 1) / n. nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations
+//! for each weight and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
 
 use std::num::NonZeroU32;
 
@@ -32,7 +32,7 @@ pub(super) struct Speeds {
     /// With offload, speed at which a rank's kernels read and write the host's memory
     #[arg(long, value_name = "GB/S", default_value_t = 50.0)]
     pub(super) host_memory: f64,
-    /// Floating-point operations of the model in forward and backward
+    /// Floating-point operations per second of the model in forward and backward
     #[arg(long, value_name = "TFLOPS", default_value_t = 400.0)]
     pub(super) compute: f64,
     /// Tokens, or rows, in one rank's batch
@@ -52,7 +52,7 @@ impl Ranks {
         Ranks { world_size, shard_size: shard_size.map_or(world_size, NonZeroU32::get) }
     }
 
-    /// The ranks of a group.
+    /// Returns the number of ranks of a group.
     pub(super) fn of(&self, group: Group) -> u32 {
         match group {
             Group::World => self.world_size,
@@ -93,7 +93,8 @@ impl Speeds {
         Ok(())
     }
 
-    /// The duration of an op on one of these ranks. With offload, the host makes norms and steps.
+    /// Returns a function that computes the duration of an op on one of these ranks. With offload, the host runs norms
+    /// and steps.
     pub(super) fn cost(self, ranks: Ranks, offloads: bool) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
         move |op, bytes| {
             let ns = match op.action {
@@ -119,13 +120,13 @@ impl Speeds {
         }
     }
 
-    /// The time of this number of floating-point operations for each weight and token.
+    /// Returns the time of this number of floating-point operations for each weight and token.
     pub(super) fn compute_ns(&self, operations: u64, weights: u64) -> u64 {
         ((operations * weights) as f64 * self.tokens as f64 / (1e3 * self.compute)) as u64
     }
 }
 
-/// Bytes that a collective over a buffer sends over each link of a ring.
+/// Returns the bytes that a collective over a buffer sends over each link of a ring.
 pub(super) fn bus_bytes(kind: CollectiveKind, bytes: u64, world_size: u32) -> f64 {
     let (ranks, bytes) = (f64::from(world_size), bytes as f64);
     match kind {

@@ -1,9 +1,9 @@
-//! `--offload=torch`: predicts training with `instep.torch.offload`. Its order comes from its threads, not from a
-//! schedule.
+//! `--offload=torch`: predicts training with `instep.torch.offload`. The package's threads determine the order of the
+//! work, not a schedule.
 //!
 //! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`,
-//! `_offload_ring.py`). `cli/tests/offload_plans.json` holds the bytes of both sides; `python/benches/offload.py
-//! --plan` compares times.
+//! `_offload_ring.py`). `cli/tests/offload_plans.json` has the bytes that plan and package must agree on.
+//! `python/benches/offload.py --plan` compares times.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use super::speeds::bus_bytes;
 use super::{Arguments, Sharing};
 use crate::Failure;
 
-/// Bytes at which tensors start in page-locked memory.
+/// Tensors in page-locked memory start at multiples of this number of bytes.
 const ALIGNMENT: u64 = 64;
 
 /// The plan of one rank.
@@ -35,9 +35,9 @@ pub(super) struct Plan {
     page_locked_bytes: u64,
     host_bytes: u64,
     pass_ns: u64,
-    /// The exposed part of the pass: its time minus that of forward and backward.
+    /// The exposed part of the pass: the time of the pass minus the time of forward and backward.
     blocked_ns: u64,
-    /// The work of the thread that steps in a pass.
+    /// The time in a pass during which the stepping thread works.
     optimizer_busy_ns: u64,
 }
 
@@ -107,7 +107,7 @@ impl Plan {
     }
 }
 
-/// Cuts parameters into buckets, from the last one back.
+/// Divides parameters into buckets, from the last parameter to the first.
 fn cut(arguments: &Arguments, model: &Model, lengths: &[u64]) -> Vec<Bucket> {
     let cap = arguments.bucket_cap_mib << 20;
     let (of_param, of_grad) = (model.precision.param.bytes(), model.precision.grad.bytes());

@@ -1,7 +1,7 @@
 //! A trainer that only lets time pass: forward in order of registration, backward in reverse order.
 //!
 //! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and
-//! the next one, and reshards the one before.
+//! the next one, and reshards the previous one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -13,11 +13,11 @@ use instep::{Device, Foresight, Layout, ParamId, Stepper};
 use super::speeds::Speeds;
 use crate::Failure;
 
-/// The most bytes that each memory held.
+/// The peak number of bytes of each memory.
 #[derive(Default)]
 pub(super) struct Peaks {
     held: BTreeMap<Memory, u64>,
-    /// The time at which each gradient was written, in nanoseconds, and its span.
+    /// The time in nanoseconds at which each gradient was written, and the gradient's span.
     written: Vec<(u64, Span)>,
 }
 
@@ -36,7 +36,7 @@ impl Peaks {
         Ok(())
     }
 
-    /// The most bytes that a memory held, in a run with these ops. `now` is what it holds at the end.
+    /// Returns the peak number of bytes of a memory in a run with these ops. `now` is its number of bytes at the end.
     pub(super) fn of(&self, memory: Memory, now: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let held = self.held.get(&memory).copied().unwrap_or(now);
         match (memory, plan.gradients()) {
@@ -45,8 +45,9 @@ impl Peaks {
         }
     }
 
-    /// The most bytes of gradients at a time, of `all`: each from its write until it is released. Whole pages are
-    /// released, so up to one page stays on either side of a gradient.
+    /// Returns the peak number of bytes of gradients, if each takes memory only from its write to its release. `all` is
+    /// the number without releases. Only whole pages are released, so up to one page stays on either side of a
+    /// gradient.
     fn unreleased(&self, all: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let mut spans: Vec<Span> =
             plan.segments().iter().map(|segment| Span::segment(Memory::Grads, plan, segment)).collect();
@@ -89,10 +90,10 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// The current bucket and the next one.
+    /// The largest number of unsharded buckets: the current one and the next.
     pub(super) const MOST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
-    /// Comes to a parameter. Returns whether its bucket differs from that of the last parameter.
+    /// Moves to a parameter. Returns whether this unsharded another bucket.
     pub(super) fn arrive<D: Device>(
         &mut self,
         stepper: &mut Stepper<D>,
@@ -115,13 +116,13 @@ impl Walk {
         Ok(true)
     }
 
-    /// Leaves the current bucket and begins a new one.
+    /// Leaves the current bucket and reshards it.
     fn leave<D: Device>(&mut self, stepper: &mut Stepper<D>) -> instep::Result<()> {
         self.at.take().map_or(Ok(()), |bucket| stepper.reshard(bucket))
     }
 }
 
-/// Foresees one pass.
+/// Predicts one pass.
 pub(super) fn train(
     stepper: &mut Foresight,
     layout: &Layout,

@@ -1,7 +1,7 @@
 //! The stepper that a configuration describes.
 //!
-//! It has one rank, and divides by the number of ranks over which the gradients were summed. The mode, threads and
-//! instruction set change no bit.
+//! The stepper has one rank. It divides gradients by the number of ranks over which they were summed. The mode, threads
+//! and instruction set change no bit.
 
 use instep::checkpoint::safetensors::quoted;
 use instep::{Error, Layout, LossScale, Solo, Stepper, Sums, Unused};
@@ -13,7 +13,7 @@ use crate::Failure;
 /// Builds the stepper of a configuration.
 ///
 /// # Errors
-/// `Config`, with the names of the configuration.
+/// `Config`, which uses the names of the configuration.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
@@ -64,7 +64,7 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     })
 }
 
-/// Names a group for the layout.
+/// Returns the name of a group in the layout.
 pub(super) fn group_name(index: usize) -> String {
     format!("groups[{index}]")
 }

@@ -1,7 +1,7 @@
 //! A replay that starts from a checkpoint and ends with one.
 //!
-//! The library reads and writes both, so the output is the file that the training itself would save after the same
-//! steps. Values that a checkpoint does not have come from the configuration.
+//! The library reads and writes the checkpoints, so the output is the file that the training itself would save after
+//! the same steps. Values that a checkpoint does not have come from the configuration.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek, Write};
@@ -42,8 +42,8 @@ impl Resumed {
     /// Builds the stepper and loads the checkpoint.
     ///
     /// # Errors
-    /// `Config` if the configuration asks for what no checkpoint has. `Tensors` if the file is damaged or another
-    /// optimizer, precision or model saved it.
+    /// `Config` if the configuration asks for a value that the checkpoint lacks. `Tensors` if the file is damaged or
+    /// another optimizer, precision or model saved it.
     pub(super) fn new<R: Read + Seek>(
         config: Config,
         mut source: R,
@@ -62,7 +62,7 @@ impl Resumed {
     /// Makes all passes with the gradients of a file.
     ///
     /// # Errors
-    /// `Tensors` if a gradient is missing, unexplained or would be rounded.
+    /// `Tensors` if a gradient is missing, has an unknown name or would be rounded.
     pub(super) fn step_all<R: Read + Seek>(&mut self, source: R) -> Result<(), Failure> {
         let Resumed { config, stepper, steps, .. } = self;
         let layout = stepper.layout().clone();
@@ -82,12 +82,12 @@ impl Resumed {
         Ok(())
     }
 
-    /// Says what was done since `start`.
+    /// Returns the summary of the replay, which began at `start`.
     pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
         Summary::new(&self.config, &self.stepper, self.steps, start)
     }
 
-    /// Writes the checkpoint, with the trainer's own scalars and texts as the first one has them.
+    /// Writes the next checkpoint. The trainer's own scalars and texts are copied from the first checkpoint.
     ///
     /// # Errors
     /// The error of `out`.
@@ -121,7 +121,7 @@ fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses options whose state only a checkpoint has.
+/// Refuses options that need a state from a checkpoint.
 pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> {
     let needs = [
         ("dynamic loss_scale", matches!(config.loss_scale, LossScale::Dynamic(_)), "use a number"),
@@ -136,7 +136,7 @@ pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> 
     }
 }
 
-/// The parameters in the file's order, since the checkpoint lists them in the order of registration.
+/// Returns the layout, with the parameters in the file's order. A checkpoint has them in the order of registration.
 fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
     let groups: HashMap<&str, usize> = config.params().map(|(name, group)| (name.as_str(), group)).collect();
     let mut found = Vec::new();

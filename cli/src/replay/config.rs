@@ -18,7 +18,8 @@ use super::groups::{self, Group};
 use super::scales;
 use crate::Failure;
 
-/// Dynamic loss scaling pads every bucket to a multiple of the ranks, so their number is limited.
+/// The largest number of ranks with dynamic loss scaling. It is limited because every bucket is padded to a multiple of
+/// it.
 const MOST_SCALED_RANKS: u32 = 4096;
 
 /// A valid configuration.
@@ -28,7 +29,7 @@ pub struct Config {
     pub groups: Vec<Group>,
     /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
-    /// The largest norm, and the gradients that it limits.
+    /// The largest norm, and the gradients or the pass to which it applies.
     pub clip: Option<Clip>,
     /// The loss scale, by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
     pub loss_scale: LossScale,
@@ -50,7 +51,7 @@ impl Config {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// `Config`, naming what is wrong and where.
+    /// `Config`, which names what is wrong and where.
     pub fn parse(text: &[u8]) -> Result<Config, Failure> {
         let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == optimizer) else {
@@ -63,7 +64,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns names in order of registration, each with the index of its group.
+    /// Returns the names of parameters in order of registration, each with the index of its group.
     pub fn params(&self) -> impl Iterator<Item = (&String, usize)> {
         let groups = self.groups.iter().enumerate();
         groups.flat_map(|(index, group)| group.params.iter().map(move |name| (name, index)))
@@ -130,13 +131,13 @@ fn spelled(error: serde_json::Error) -> Failure {
     Failure::json(&error)
 }
 
-/// The only key that says how to read the other keys.
+/// The key that determines how the other keys are read.
 #[derive(Deserialize)]
 struct Kind {
     optimizer: String,
 }
 
-/// The file; [`groups::read`] reads the groups.
+/// The configuration file. [`groups::read`] reads its groups.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spelled {

@@ -1,7 +1,7 @@
 //! Names of element types in a configuration, and the check that no value of a file is rounded.
 //!
-//! Words are checked here, and their combinations by the library. An unknown word is refused with its key and the list
-//! of known words.
+//! This file checks the words, and the library checks their combinations. The error about an unknown word names its key
+//! and all known words.
 
 use instep::checkpoint::safetensors::quoted;
 use instep::{DType, Error, Master, Moments, Precision, Rounding};
@@ -27,7 +27,7 @@ const MOMENTS: &Words<Moments> =
 
 const ROUNDINGS: &Words<bool> = &[("nearest", false), ("stochastic", true)];
 
-/// The object `dtypes` as text.
+/// The object `dtypes` of a configuration, with its words as text.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Dtypes {
@@ -57,7 +57,7 @@ impl Dtypes {
     /// Returns the precision that the words describe.
     ///
     /// # Errors
-    /// `Config`, naming the key.
+    /// `Config`, which names the key.
     pub(crate) fn precision(&self) -> Result<Precision, Failure> {
         let rounding = match (look_up("dtypes.rounding", &self.rounding, ROUNDINGS)?, self.seed) {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
@@ -110,7 +110,7 @@ pub(crate) fn refused(error: Error) -> Failure {
     }
 }
 
-/// Replaces Rust's names of types by the words of a configuration.
+/// Replaces Rust's names of types with the words of a configuration.
 fn in_words(text: &str) -> String {
     let masters = MASTERS.iter().map(|(word, master)| ("Master", format!("{master:?}"), word));
     let moments = MOMENTS.iter().map(|(word, moments)| ("Moments", format!("{moments:?}"), word));
@@ -131,10 +131,10 @@ fn in_words(text: &str) -> String {
     text
 }
 
-/// Compares stored values with given ones, bit by bit; all NaNs count as equal.
+/// Compares stored values with given values, bit by bit. All NaNs count as equal.
 ///
 /// # Errors
-/// `Tensors`, naming the first difference.
+/// `Tensors`, which names the first difference.
 pub(super) fn refuse_rounded(
     key: &str,
     given: &[f32],

@@ -14,16 +14,17 @@ use super::dtypes::refuse_rounded;
 use super::place::Place;
 use crate::Failure;
 
-/// One parameter's gradients, pass by pass; none if it is frozen.
+/// One parameter's gradients, one per pass. A frozen parameter has none.
 pub(super) struct Gradients<'a> {
     pub(super) name: &'a str,
     pub(super) tensors: &'a [Tensor],
 }
 
-/// Sorts the tensors of a file that has gradients and nothing else, in the layout's order.
+/// Sorts the tensors of a file that has only gradients into the layout's order.
 ///
 /// # Errors
-/// `Tensors`, naming the first tensor that is missing, unexplained or of another length than its parameter.
+/// `Tensors`, which names the first tensor that is missing, has an unknown name or has another length than its
+/// parameter.
 pub(super) fn sort(header: Header, config: &Config, layout: &Layout) -> Result<Vec<Vec<Tensor>>, Failure> {
     header.require_stepped()?;
     let mut parameters = Vec::new();
@@ -81,7 +82,7 @@ pub(super) fn check_passes(
     Ok(())
 }
 
-/// Refuses a tensor of a parameter that the configuration does not name.
+/// Returns the error about a tensor of a parameter that the configuration does not name.
 pub(super) fn in_no_group(what: &str, name: &str) -> Failure {
     let wrong = format_args!("belongs to {}, which is in no group", quoted(name));
     Failure::tensors(quoted(what), wrong, "add the parameter to a group, or remove this")
@@ -96,7 +97,7 @@ pub(super) struct Steps {
 
 /// Makes all passes, with the gradients in the layout's order.
 ///
-/// They are handed over from the last parameter to the first, as backward does.
+/// The gradients are handed over from the last parameter to the first, as in backward.
 pub(super) fn step_all<R: Read + Seek>(
     config: &Config,
     stepper: &mut Stepper,

@@ -1,7 +1,7 @@
 //! Reads the parameter groups of a configuration by the descriptor of their optimizer.
 //!
-//! Keys and defaults are the descriptor's fields. A key that the optimizer does not have is refused: an ignored option
-//! is a wrong result.
+//! Keys and defaults are the descriptor's fields. A key that the optimizer does not have is refused, because an ignored
+//! option would give a wrong result.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 /// Parameters that share hyperparameters.
 #[derive(Debug)]
 pub struct Group {
-    /// The names of the group's parameters: at least one, and none of another group.
+    /// The names of the group's parameters. There is at least one, and no other group has any of them.
     pub params: Vec<String>,
-    /// Their optimizer; the same kind in every group.
+    /// The optimizer of these parameters. All groups have the same kind of optimizer.
     pub optimizer: Box<dyn Optimizer>,
-    /// `Some(Some(norm))`: the group is clipped alone to this norm. `Some(None)`: it is not clipped. `None`: it is
-    /// clipped by the file's `clip`.
+    /// `Some(Some(norm))`: the group is clipped alone to this norm. `Some(None)`: the group is not clipped. `None`: the
+    /// file's `clip` applies to the group.
     pub max_norm: Option<Option<f64>>,
 }
 

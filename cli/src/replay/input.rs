@@ -1,7 +1,7 @@
 //! Sorts the input file's tensors by parameter: value, gradients, states, step count.
 //!
-//! A tensor with an unknown name is refused, and so is a missing tensor. Only headers are read here; no value is read
-//! before everything fits.
+//! Unknown and missing tensors are refused. This file reads only the header. No value is read before the whole header
+//! fits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -17,20 +17,20 @@ pub const COUNT_PREFIX: &str = "step.";
 /// NAdam's products of momenta are metadata under this prefix.
 pub const PRODUCT_PREFIX: &str = "mu_product.";
 
-/// The only state whose absence means a first step, with any step count.
+/// The only state that may be missing with any step count. Without it, the next step is a first step.
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Step counts are below this limit, before the replay and after it.
 pub(super) const COUNT_END: u64 = 1 << 63;
 
-/// The input, sorted.
+/// The tensors and counts of the input, sorted by parameter.
 #[derive(Debug)]
 pub struct Input {
     /// The parameters, in the configuration's order.
     pub params: Vec<Param>,
     /// Number of passes that have gradients.
     pub passes: u64,
-    /// Metadata that are neither step counts nor products; the output keeps them.
+    /// All other metadata. They are copied to the output.
     pub remarks: BTreeMap<String, String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Param {
     pub value: Tensor,
     /// The parameter's master, copy and moving average, if they are given.
     pub companions: BTreeMap<Companion, Tensor>,
-    /// Its states, if it comes from a checkpoint.
+    /// Its states, if the file has them.
     pub states: BTreeMap<String, Tensor>,
     /// Its number of updates, if the file has it.
     pub count: Option<u64>,
@@ -58,7 +58,8 @@ pub struct Param {
 }
 
 impl Param {
-    /// The step count to start from. The stepper detects a first step by the count, torch by the missing buffer.
+    /// Returns the step count to start from. The stepper detects a first step by the count. torch detects it by the
+    /// missing buffer.
     pub fn first_count(&self, kept: &[&str]) -> u64 {
         let count = self.count.unwrap_or(0);
         match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {
@@ -84,7 +85,7 @@ impl Input {
     /// Sorts a header's tensors and counts.
     ///
     /// # Errors
-    /// `Tensors`, naming the first tensor or count that is missing, unexplained or of the wrong shape.
+    /// `Tensors`, which names the first tensor or count that is missing, has an unknown name or has a wrong shape.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
         header.require_stepped()?;
         let names: HashMap<&str, usize> =
@@ -230,7 +231,8 @@ fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// Refuses an incomplete checkpoint. Adam, for example, would silently step with a wrong bias correction.
+/// Refuses a parameter with only a part of its states and step count. Adam, for example, would silently step with a
+/// wrong bias correction.
 fn check_complete(
     name: &str,
     kept: &[&str],
@@ -265,7 +267,7 @@ fn count(key: &str, text: &str) -> Result<u64, Failure> {
     }
 }
 
-/// The number that the library accepts: between 0 and 1.
+/// Parses a product of momenta. The library accepts numbers from 0 to 1.
 fn product(key: &str, text: &str) -> Result<f64, Failure> {
     match text.parse::<f64>() {
         Ok(product) if (0.0..=1.0).contains(&product) => Ok(product),
@@ -276,7 +278,7 @@ fn product(key: &str, text: &str) -> Result<f64, Failure> {
     }
 }
 
-/// Names a key of the metadata.
+/// Returns the name of a metadata key for an error.
 fn metadata(prefix: &str, name: &str) -> String {
     format!("metadata {}", quoted(&format!("{prefix}{name}")))
 }

@@ -1,7 +1,8 @@
 //! Loads parameters, masters, averages, states and counts from a file into a stepper.
 //!
-//! Every stored value is read back and compared with the file, and a rounded value is refused. Otherwise the output
-//! would differ from that of the run that wrote the file.
+//! Parameters, masters and states are read back and compared with the file. A rounded value is refused, because with it
+//! the output would differ from that of the run that wrote the file. A copy is not loaded, but its values must not need
+//! rounding either. Averages and counts are not compared.
 
 use std::io::{Read, Seek};
 
@@ -69,7 +70,7 @@ pub(super) fn load<R: Read + Seek>(
     set_exceptions(config, stepper)
 }
 
-/// Reads the parameters as stored, and not their masters.
+/// Reads the stored parameters, and not their masters.
 pub(super) fn read_stored(stepper: &Stepper, id: ParamId, dtype: DType, into: &mut [f32]) -> Result<()> {
     match dtype {
         DType::F32 => widen::<f32>(stepper, id, into),

@@ -37,13 +37,13 @@ use crate::console::{print_json, print_line};
 use checkpoint::{Resumed, is_checkpoint};
 use run::Run;
 
-/// Longest configuration that is read.
+/// The largest size of a configuration.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
 /// Runs the command.
 ///
 /// # Errors
-/// Every refusal; the output file is unchanged then.
+/// Every refusal. The output file is then unchanged.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let start = Instant::now();
     let Arguments { config, input, grads, output, device: Device::Host, options, json } = arguments;
@@ -92,7 +92,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 /// Steps the tensors of `input` and writes the result to `out`, without any file.
 ///
 /// # Errors
-/// Every refusal; nothing has been written then, unless writing itself failed.
+/// Every refusal. Nothing has been written, unless writing itself failed.
 pub fn replay(
     config: &[u8],
     input: impl Read + Seek,

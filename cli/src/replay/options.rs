@@ -13,16 +13,17 @@ pub struct Arguments {
     /// JSON file with the optimizer, parameter groups and scales; cli/README.md lists its keys
     #[arg(long)]
     pub config: PathBuf,
-    /// safetensors file with parameters `param.NAME` and gradients `grad.PASS.NAME` (sums over the ranks); to resume,
-    /// also states `state.NAME.STATE`, masters `master.NAME`, copies `copy.NAME` and moving averages `ema.NAME`
+    /// safetensors file with parameters `param.NAME` and gradients `grad.PASS.NAME` (sums over the ranks). To resume,
+    /// the file also has states `state.NAME.STATE`, masters `master.NAME`, copies `copy.NAME` and moving averages
+    /// `ema.NAME`
     #[arg(long)]
     pub input: PathBuf,
-    /// safetensors file with gradients `grad.PASS.NAME`, if the input is a checkpoint that `instep::checkpoint::save` wrote;
-    /// the output is then the next checkpoint
+    /// safetensors file with gradients `grad.PASS.NAME`, if the input is a checkpoint that `instep::checkpoint::save`
+    /// wrote. The output is then the next checkpoint
     #[arg(long)]
     pub grads: Option<PathBuf>,
     /// safetensors file for parameters, states, masters, copies and moving averages after the last step, under the same
-    /// names; replaced as a whole or not at all
+    /// names. The file is replaced as a whole or not at all
     #[arg(long)]
     pub output: PathBuf,
     /// Device that runs the steps
@@ -45,7 +46,7 @@ pub struct Options {
     /// Bytes of gradients per bucket [default: 1 MiB, then 25 MiB]
     #[arg(long)]
     pub bucket_cap_bytes: Option<u64>,
-    /// When steps run; eager refuses clip.global and skip_nonfinite
+    /// When steps run. eager refuses clip.global and skip_nonfinite
     #[arg(long, value_enum, default_value_t = Order::Sequential)]
     pub mode: Order,
     /// Number of kernel threads [default: INSTEP_THREADS, or one per core]

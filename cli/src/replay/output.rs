@@ -1,7 +1,7 @@
-//! The output file: replaced as a whole once it is complete, or left unchanged.
+//! Writes the output file. The file is replaced as a whole once it is complete, or left unchanged.
 //!
-//! The library replaces the file as it replaces a checkpoint. It replaces only regular files, because renaming over a
-//! device would remove the device. It never replaces an input.
+//! The library replaces the file in the same way as a checkpoint. This module accepts only regular files, because
+//! renaming over a device would remove the device. It never replaces an input.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
@@ -16,7 +16,7 @@ pub(super) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Checks that `path` is in a folder and is not one of the inputs under another name.
+    /// Checks that the folder of `path` exists, and that `path` is not an input under another name.
     pub(super) fn new(path: &'a Path, inputs: &[&PathBuf]) -> Result<Self, Failure> {
         let refuse = |wrong: String, remedy| Err(Failure::tensors(path.display(), wrong, remedy));
         if path.file_name().is_none() {
@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
         Ok(Target { path })
     }
 
-    /// Replaces the file by the output of `write`.
+    /// Replaces the file with the output of `write`.
     pub(super) fn replace(
         &self,
         write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,

@@ -6,7 +6,7 @@ use instep::Master;
 
 use super::Config;
 
-/// A further tensor of a parameter, if the configuration asks for it.
+/// An additional tensor of a parameter, if the configuration asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Companion {
     /// Its master weight, in f32.
@@ -20,7 +20,7 @@ pub enum Companion {
 impl Companion {
     const ALL: [Companion; 3] = [Companion::Master, Companion::Copy, Companion::Ema];
 
-    /// The part of the tensor's name before the name of the parameter.
+    /// Returns the part of the tensor's name before the name of the parameter.
     pub fn prefix(self) -> &'static str {
         match self {
             Companion::Master => "master",
@@ -29,7 +29,7 @@ impl Companion {
         }
     }
 
-    /// The key of the configuration that asks for it.
+    /// Returns the key of the configuration that asks for this tensor.
     pub(super) fn option(self) -> &'static str {
         match self {
             Companion::Master => "dtypes.master",
@@ -38,7 +38,7 @@ impl Companion {
         }
     }
 
-    /// The further tensors (master, average, copy) that this configuration needs.
+    /// Returns the additional tensors (master, average, copy) that this configuration needs.
     pub fn kept(config: &Config) -> impl Iterator<Item = Companion> {
         let is_kept = |companion: &Companion| match companion {
             Companion::Master => config.precision.master != Master::None,
@@ -58,7 +58,7 @@ pub(super) enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Names may contain dots; pass numbers and states never do.
+    /// Returns the meaning of a name. Names of parameters may contain dots. Pass numbers and names of states have none.
     pub(super) fn of(key: &'a str) -> Option<Place<'a>> {
         let (kind, rest) = key.split_once('.')?;
         match kind {
@@ -79,7 +79,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Parses a number in its only valid spelling, so that two names are never the same pass.
+/// Parses a number in its only valid spelling, so that two names never mean the same pass.
 pub(super) fn whole_number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)

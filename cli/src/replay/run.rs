@@ -1,4 +1,4 @@
-//! One replay: a stepper is loaded from the input, stepped once per pass, and read out under torch's names.
+//! One replay: a stepper loads the input, steps once per pass, and gives its tensors under torch's names.
 //!
 //! No value is read out before the last step has succeeded.
 
@@ -25,7 +25,7 @@ enum Content<'a> {
     State(ParamId, &'static str),
     Copy(ParamId),
     Ema(ParamId),
-    /// The input, because no step has changed it.
+    /// The tensor of the input, because no step has changed it.
     Given(&'a Tensor),
 }
 
@@ -66,12 +66,12 @@ impl<R: Read + Seek> Run<R> {
 }
 
 impl<R: Read + Seek> Stepped<R> {
-    /// Says what was done since `start`.
+    /// Returns the summary of the replay, which began at `start`.
     pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
         Summary::new(&self.0.config, &self.0.stepper, self.0.steps, start)
     }
 
-    /// Writes parameters, companions, states and counts.
+    /// Writes parameters, masters, copies, averages, states and counts.
     pub(super) fn write(&mut self, out: &mut impl Write) -> io::Result<()> {
         let Run { config, input, data, layout, stepper, steps } = &mut self.0;
         let mut all = BTreeMap::new();

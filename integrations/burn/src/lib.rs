@@ -1,6 +1,6 @@
-//! burn's modules, stepped by instep: one launch for all parameters.
+//! Steps burn's modules with instep, in one launch for all parameters.
 //!
-//! [`FusedOptimizer`] is used as burn's `ModuleOptimizer` is, with the same [`GradientsParams`] and learning rates:
+//! [`FusedOptimizer`] has the calls of burn's `ModuleOptimizer`, with the same [`GradientsParams`] and learning rates:
 //!
 //! ```
 //! use burn::module::Module;
@@ -45,8 +45,8 @@ use walk::{Found, PutBack, TakeOut, Taken};
 
 /// An optimizer of instep for the f32 parameters of a module.
 ///
-/// As burn's optimizers do, a step skips a parameter without a gradient, and each parameter counts its own steps. The
-/// steps run on the CPU. Parameters on another device are copied to it and back.
+/// Like burn's optimizers, a step skips a parameter without a gradient, and each parameter counts its own steps. The
+/// steps run on the CPU. Parameters on another device are copied to the CPU and back.
 pub struct FusedOptimizer {
     config: Config,
     progress: Progress,
@@ -54,7 +54,7 @@ pub struct FusedOptimizer {
 }
 
 enum Progress {
-    /// No step yet, with the states to resume from.
+    /// No step has run yet. These are the states to resume from.
     Ready(BTreeMap<String, Saved>),
     Running {
         params: Vec<Found>,
@@ -62,7 +62,7 @@ enum Progress {
     },
 }
 
-/// A refused step. It gives back the module as it was. The gradients are lost.
+/// A refused step. It returns the unchanged module. The gradients are lost.
 pub struct Refused<M> {
     /// The module.
     pub module: M,
@@ -71,7 +71,7 @@ pub struct Refused<M> {
 }
 
 impl FusedOptimizer {
-    /// Makes an optimizer. The first step makes its states, of as many elements as the module has.
+    /// Makes an optimizer. Its first step allocates the states for the module's parameters.
     ///
     /// # Errors
     /// An [`Error`] for an option or a hyperparameter that instep refuses.
@@ -100,9 +100,9 @@ impl FusedOptimizer {
     /// Steps every parameter that has a gradient, and returns the module, also if the step is refused.
     ///
     /// # Errors
-    /// [`Refused`] for a gradient of another type or shape than its parameter, a module with other parameters than in
-    /// the first step, loaded states that do not fit the module, a learning rate that the optimizer refuses, or several
-    /// learning rates. Nothing has changed then.
+    /// [`Refused`] if a gradient has another type or shape than its parameter, or if the module has other parameters
+    /// than in the first step. Also if loaded states do not fit the module, if the optimizer refuses the learning rate,
+    /// or if there are several learning rates. Nothing has changed then.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -130,8 +130,8 @@ impl FusedOptimizer {
         }
     }
 
-    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step. Returns
-    /// the learning rate.
+    /// Checks the step before the module is consumed, and returns the learning rate. The first step makes the model
+    /// here.
     fn prepare<M: Module>(
         &mut self,
         module: &M,
@@ -158,8 +158,8 @@ impl FusedOptimizer {
         }
     }
 
-    /// Returns the norm of the last step's gradients, and whether it clipped or skipped the step. Returns `None` before
-    /// the first step, and if the options need no norm.
+    /// Returns the norm of the last step's gradients, and whether the step was clipped or skipped. Returns `None`
+    /// before the first step, and if the options need no norm.
     pub fn decision(&self) -> Option<Decision> {
         self.decision
     }
@@ -172,8 +172,8 @@ impl FusedOptimizer {
         record::into_bytes(self.saved()?)
     }
 
-    /// Takes the states of [`into_bytes`](Self::into_bytes). The first step compares them with the module. It then has
-    /// the bits that it would have had without the pause.
+    /// Resumes from the states of [`into_bytes`](Self::into_bytes). The first step checks that they fit the module. It
+    /// gives the same bits as without the interruption.
     ///
     /// # Errors
     /// `Record` if the bytes are not a record.
@@ -190,7 +190,7 @@ impl FusedOptimizer {
         record::save(self.saved()?, path.as_ref())
     }
 
-    /// Loads the states of a file, as [`from_bytes`](Self::from_bytes) does.
+    /// Resumes from the states in a file, like [`from_bytes`](Self::from_bytes).
     ///
     /// # Errors
     /// `Record` if the file cannot be read or is not a record.

@@ -1,7 +1,7 @@
 //! Saved states in burnpack, the format of burn's own optimizer records.
 //!
-//! Tensors are named `PARAMETER.STATE`, with the parameter's number; step counts are scalars. A record that is not of this
-//! optimizer is refused by the step that compares it with the module.
+//! Tensors are named `PARAMETER.STATE`, where `PARAMETER` is the number of the parameter's id. Step counts are scalars.
+//! The first step compares a loaded record with the module, and refuses a record of another optimizer.
 
 use std::collections::BTreeMap;
 use std::path::Path;

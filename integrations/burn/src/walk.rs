@@ -1,7 +1,7 @@
-//! The walks over a module: find its parameters, take their memory out for a step, and put it back.
+//! Walks over a module. They find its parameters, take the parameters' memory out for a step, and put this memory back.
 //!
-//! burn moves a module by value. If no other tensor shares a parameter's memory, taking it out and putting it back copy
-//! no element on burn's CPU backend `flex`; otherwise the parameter gets new memory, as in every operation of burn.
+//! burn moves a module by value. On burn's CPU backend `flex` a walk copies no element, if no other tensor shares the
+//! parameter's memory. Otherwise the parameter gets new memory, as in every operation of burn.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -36,11 +36,12 @@ struct Tracking {
     is_distributed: bool,
 }
 
-/// Returns a module's f32 parameters in the order of a walk, each once, and the learning rate of those with a gradient.
+/// Returns a module's f32 parameters in the order of a walk, each once. Also returns the learning rate of the
+/// parameters that have a gradient.
 ///
 /// # Errors
-/// `Tensor` for a gradient of another type or shape than its parameter, or of a parameter that is not f32, and for a
-/// parameter with another learning rate than the first one's.
+/// `Tensor` if a gradient has another type or shape than its parameter, or if its parameter is not f32. Also if a
+/// parameter has another learning rate than the first one.
 pub(crate) fn find<M: Module>(
     module: &M,
     grads: &GradientsParams,
@@ -58,7 +59,7 @@ pub(crate) fn find<M: Module>(
 struct Find<'a> {
     grads: &'a GradientsParams,
     rates: &'a ModuleLearningRate,
-    /// The names of the modules around the parameter, by which burn's groups may choose it.
+    /// The names of the modules that contain the parameter. burn's groups may choose parameters by these names.
     path: Vec<String>,
     known: HashSet<ParamId>,
     found: Vec<Found>,
@@ -131,7 +132,7 @@ impl ModuleMapper for TakeOut<'_> {
     }
 }
 
-/// Puts back into a module what [`TakeOut`] took.
+/// Puts the memory that [`TakeOut`] took back into a module.
 pub(crate) struct PutBack<I: Iterator<Item = Taken>> {
     pub(crate) taken: Peekable<I>,
 }

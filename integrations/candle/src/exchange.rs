@@ -1,21 +1,21 @@
 //! The memory of a variable, taken out of it for a step.
 //!
-//! candle lends memory for writing only to an operation in place, one tensor at a time. A step writes all tensors at
-//! once. An operation therefore moves each `Vec` out of its tensor. The same operation puts it back on drop, also after
-//! an error or a panic. No element is copied.
+//! candle gives write access to memory only to an in-place operation, one tensor at a time. A step writes all tensors
+//! at once. An in-place operation therefore moves each `Vec` out of its tensor. On drop, the same operation puts the
+//! `Vec` back, also after an error or a panic. No element is copied.
 
 use std::cell::Cell;
 use std::mem;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
 
-/// A variable's memory. The variable is empty until this is dropped.
+/// A variable's memory. The variable is empty until this value is dropped.
 pub(crate) struct Taken<'a> {
     tensor: &'a Tensor,
     memory: Exchange,
 }
 
-/// Memory that is exchanged with that of a tensor.
+/// An in-place operation that exchanges its `Vec` with the memory of a tensor.
 struct Exchange(Cell<Vec<f32>>);
 
 impl InplaceOp1 for Exchange {

@@ -1,6 +1,6 @@
-//! Steps candle's variables on the CPU, with one launch for all of them, in their own memory.
+//! Steps candle's variables on the CPU, in place and in one launch for all variables.
 //!
-//! [`FusedOptimizer`] is a [`candle_nn::Optimizer`]. It takes [`ParamsAdamW`] in place of [`candle_nn::AdamW`], or any
+//! [`FusedOptimizer`] is a [`candle_nn::Optimizer`]. It takes the [`ParamsAdamW`] of [`candle_nn::AdamW`], or any
 //! optimizer of instep:
 //!
 //! ```
@@ -41,9 +41,9 @@ use model::{Model, Saved};
 
 /// An optimizer of instep for candle's variables in f32 on the CPU.
 ///
-/// As candle-nn's optimizers do, it leaves out variables of integers, and a step skips a variable without a gradient.
-/// Every step counts for all variables, as in candle-nn's AdamW: after missing gradients, the bias correction uses the
-/// number of all steps. (Only NAdam counts the steps of each variable.)
+/// Like candle-nn's optimizers, it ignores variables of integers, and a step skips a variable without a gradient. Every
+/// step increments the step count of all variables, as in candle-nn's AdamW. The bias correction of a variable
+/// therefore also counts the steps without its gradient. (Only with NAdam does each variable count its own steps.)
 ///
 /// # Ordering
 /// During a step the variables are empty. Nothing else may use them meanwhile.
@@ -53,7 +53,7 @@ pub struct FusedOptimizer {
     model: Option<Model>,
     lr: f64,
     schedule: Option<LrSchedule>,
-    /// Steps that were neither refused nor skipped.
+    /// The number of steps that were neither refused nor skipped.
     steps: u64,
     decision: Option<Decision>,
 }
@@ -68,12 +68,13 @@ impl From<ParamsAdamW> for Config {
 impl Optimizer for FusedOptimizer {
     type Config = Config;
 
-    /// Makes an optimizer of variables. Its states are named by the positions of the variables, from 0. The order of
-    /// `VarMap::all_vars` differs from run to run, so to resume, use [`from_varmap`](FusedOptimizer::from_varmap).
+    /// Makes an optimizer of variables. The names of its states are the positions of the variables, from 0. The order
+    /// of `VarMap::all_vars` changes from run to run. To resume a training, use
+    /// [`from_varmap`](FusedOptimizer::from_varmap).
     ///
     /// # Errors
-    /// An [`Error`] for a variable of other floats than f32, on another device than the CPU, or given twice, and for an
-    /// option or hyperparameter that instep refuses.
+    /// An [`Error`] for a variable that has another float type than f32, is not on the CPU, or is given twice. Also for
+    /// an option or hyperparameter that instep refuses.
     fn new(vars: Vec<Var>, config: Config) -> Result<FusedOptimizer> {
         let named = vars.into_iter().enumerate().map(|(k, var)| (k.to_string(), var));
         FusedOptimizer::named(named.collect(), config)
@@ -127,7 +128,7 @@ impl Optimizer for FusedOptimizer {
         if lr as f32 == 0.0 { 0.0 } else { lr }
     }
 
-    /// Sets the learning rate from the next step on, in place of a schedule.
+    /// Sets the learning rate from the next step on, and removes the schedule.
     fn set_learning_rate(&mut self, lr: f64) {
         (self.lr, self.schedule) = (lr, None);
     }
@@ -174,10 +175,10 @@ impl FusedOptimizer {
         Ok(FusedOptimizer { vars, model, lr, schedule: None, steps: 0, decision: None })
     }
 
-    /// Sets a schedule, which gives the learning rate for the number of steps so far.
+    /// Sets a schedule, which computes the learning rate from the number of steps so far.
     ///
     /// # Errors
-    /// An [`Error`] for a schedule whose numbers are out of range. Nothing has changed then.
+    /// An [`Error`] for a schedule with a number out of range. Nothing has changed then.
     pub fn set_lr_schedule(&mut self, schedule: LrSchedule) -> Result<()> {
         schedule.validate().map_err(|error| wrap(error.into()))?;
         self.schedule = Some(schedule);
@@ -189,17 +190,18 @@ impl FusedOptimizer {
         self.steps
     }
 
-    /// Returns the norm of the last step's gradients, and whether it clipped or skipped the step. Returns `None` before
-    /// the first step, and if the options need no norm.
+    /// Returns the norm of the last step's gradients, and whether the step was clipped or skipped. Returns `None`
+    /// before the first step, and if the options need no norm.
     pub fn decision(&self) -> Option<Decision> {
         self.decision
     }
 
-    /// Returns a copy of the optimizer's states, for `candle_core::safetensors::save`. Variables are not among them;
-    /// `VarMap::save` saves those. A schedule is not either.
+    /// Returns a copy of the optimizer's states, for `candle_core::safetensors::save`. The copy contains neither
+    /// variables nor a schedule. `VarMap::save` saves the variables.
     ///
     /// # Shapes
-    /// States are flat, in f32, or in u8 with an f32 scale for each 256 elements. Counts are I64, other numbers F64.
+    /// States are flat, in f32, or in u8 with an f32 scale for each 256 elements. Counts are I64, and other numbers are
+    /// F64.
     ///
     /// # Errors
     /// Errors of candle's allocation.
@@ -221,12 +223,12 @@ impl FusedOptimizer {
         Ok(state)
     }
 
-    /// Takes a state that [`state`](Self::state) has returned, for example from `candle_core::safetensors::load`. The
-    /// next step then has the bits that it would have had without the pause.
+    /// Loads a state that [`state`](Self::state) has returned, for example from `candle_core::safetensors::load`. The
+    /// next step then gives the same bits as without the interruption.
     ///
     /// # Errors
-    /// An [`Error`] that names a tensor that is missing, superfluous or of another type or length. Nothing has changed
-    /// then.
+    /// An [`Error`] that names a missing or superfluous tensor, or a tensor of another type or length. Nothing has
+    /// changed then.
     pub fn load_state(&mut self, mut state: HashMap<String, Tensor>) -> Result<()> {
         let mut take = |name: &str| state.remove(name).ok_or_else(|| wrong(name, "missing"));
         let steps = count(&take("steps")?).ok_or_else(|| wrong("steps", "not an I64 of at least 0"))?;
@@ -265,7 +267,7 @@ impl std::fmt::Debug for FusedOptimizer {
     }
 }
 
-/// Returns a variable's gradient, without gaps between its elements.
+/// Returns a variable's gradient as a contiguous tensor.
 fn gradient(var: &Var, grads: &GradStore) -> Result<Option<Tensor>> {
     let Some(grad) = grads.get(var) else { return Ok(None) };
     if grad.dtype() != DType::F32 || !grad.device().is_cpu() || grad.shape() != var.shape() {

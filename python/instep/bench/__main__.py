@@ -1,12 +1,12 @@
 """Times one AdamW step of instep and PyTorch, and of DeepSpeed, bitsandbytes and torchao if they are installed.
 
 It takes about a minute, longer on a busy machine. The first use of DeepSpeed or torchao also compiles their kernels.
-Before any is timed, all candidates make their first steps from the same values, and are compared with AdamW in f64.
-Then every round runs each candidate once, and ratios divide times of the same round.
+Before any candidate is timed, all candidates make their first steps from the same values, and are compared with AdamW
+in f64. Then every round runs each candidate once, and ratios divide times of the same round.
 
-With --offload it times the step of training whose states lie in the host's memory: from f32 gradients there, it makes
-f32 parameters and bf16 copies of them for the device. instep's step writes both. The other libraries copy after their
-step.
+With --offload it times the step of a training that keeps its states in the host's memory. From f32 gradients in the
+host's memory, this step makes f32 parameters, and bf16 copies of them for the device. instep's step writes both. The
+other libraries copy after their step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
-# Seconds for which a case is timed. If the whole run becomes late, later cases get fewer.
+# Seconds for which a case is timed. If the whole run becomes late, later cases get fewer seconds.
 CASE_S, WHOLE_S, MOST_ROUNDS = 8.0, 48.0, 31
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
-# Elements that a sample in the cache steps in all, over several steps: the cost of reading the clock is then negligible.
+# Elements that one sample steps in total if the tensors fit in the cache. It makes several steps, so reading the clock
+# costs little.
 SAMPLE_ELEMENTS = 4 << 20
 
 
@@ -65,7 +66,7 @@ class Progress:
 
 
 def cases(quick: bool) -> list[Case]:
-    """One bucket, one size that stays in the cache, and one that does not fit."""
+    """The cases: one bucket, a size that stays in the cache, and a size that does not fit."""
     length = LENGTH // 8 if quick else LENGTH
     resident = min(MOST, max(1, machine.last_level_cache() // 2 // (16 * LENGTH)))
     return [
@@ -76,13 +77,13 @@ def cases(quick: bool) -> list[Case]:
 
 
 def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
-    """Returns a candidate whose first steps were right, or the reason why it cannot be timed."""
+    """Returns a candidate that made correct first steps, or the reason why it cannot be timed."""
     if machine.version(candidate.package) is None:
         return Line(candidate, "not installed"), None
     try:
         ready = Made(candidate, case.tensors, case.length)
         wrong = ready.check()
-    except Exception as error:  # Whatever a peer's import, build or step says.
+    except Exception as error:  # The import, build or step of another library may raise any error.
         if candidate.is_ours:
             raise
         said = str(error).strip().splitlines() or [""]
@@ -93,9 +94,10 @@ def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
 
 
 def sample(ready: Made, case: Case) -> float:
-    """Times a sample; returns milliseconds per step.
+    """Times a sample. Returns milliseconds per step.
 
-    In the cache, an untimed step first fetches the tensors. Beyond it, the other candidates have evicted them.
+    If the tensors fit in the cache, an untimed step first loads them. Otherwise, the other candidates have evicted
+    them.
     """
     if case.name != "in cache":
         return milliseconds(ready.step)

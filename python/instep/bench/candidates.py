@@ -1,4 +1,4 @@
-"""The optimizers that are timed, and the check that all of them made the same steps before any is timed.
+"""The optimizers that are timed. Before any of them is timed, a check compares the steps of all.
 
 A candidate owns its parameters, gradients and states. Every candidate of a format gets the same values.
 """
@@ -30,14 +30,14 @@ class Candidate:
     """One way to make the step."""
 
     format: str
-    """``"f32"``, ``"bf16"`` or ``"8-bit states"``; candidates of one format are compared with instep's candidate of this
-    format."""
+    """``"f32"``, ``"bf16"`` or ``"8-bit states"``. Candidates of one format are compared with instep's candidate of
+    this format."""
     name: str
     make: Make
     package: str = "torch"
     """The package that has to be installed."""
     copies: bool = False
-    """Whether the step makes bf16 copies of f32 parameters too, as training does that steps on the host for a device."""
+    """Whether the step also makes bf16 copies of f32 parameters, as a step on the host for a device does."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,7 +119,8 @@ FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 @functools.cache
 def _values(count: int) -> tuple[Tensor, Tensor]:
-    """Gradients and first values of parameters; bf16 holds them exactly. Tensor k gets the values from index k on.
+    """Gradients and first values of parameters. bf16 represents all of them exactly. Tensor k gets the values from
+    index k on.
 
     No gradient is 0 or subnormal, and all are within a factor of 2. This bounds the error of 8-bit states. Parameters
     are below 2^-6, so a step of 1e-3 survives rounding to bf16.
@@ -185,7 +186,7 @@ class Made:
                 self.step()
             worst = self._distance(number)
             allowed = tolerance(self.candidate.format, number)
-            if not worst <= allowed:  # NaN is not within it either.
+            if not worst <= allowed:  # Written so that NaN fails too.
                 return f"differs from AdamW in f64 by {worst:.1e} after step {number}; {allowed:.1e} is allowed"
             if any(not torch.equal(copy, value.bfloat16()) for copy, value in zip(self.copies, self.values())):
                 return f"copies are not the parameters in bf16 after step {number}"
@@ -203,10 +204,11 @@ class Made:
 def tolerance(format: str, steps: int) -> float:
     """How far parameters may be from AdamW in f64 after a number of steps.
 
-    Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, at most lr,
-    eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the change. The
-    error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a factor of 2, that is
-    1/64 of the first moment and 1/32 of the second. Of these, 0.48 and 0.25 reach the second step's change: lr / 64 together.
+    Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, at most
+    lr, eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the
+    change. The error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a
+    factor of 2, that is 1/64 of the first moment and 1/32 of the second. The second step's change gets 0.48 and 0.25 of
+    these errors: lr / 64 together.
     """
     unit = 2**-8 if format == "bf16" else 2**-24
     largest = 2**-6 + steps * LR

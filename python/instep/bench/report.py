@@ -41,7 +41,7 @@ class Line:
     candidate: Candidate
     missing: Optional[str] = None
     times: list[float] = field(default_factory=list)
-    """Milliseconds per step, one of each round."""
+    """Milliseconds per step, one number per round."""
     to_ours: Optional[Spread] = None
     """The candidate's times divided by instep's, in the same rounds."""
 

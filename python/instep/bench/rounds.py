@@ -1,4 +1,4 @@
-"""Takes samples of several sides in turn in every round, and summarises them.
+"""Takes one sample of each candidate in every round, and summarises the samples.
 
 The speed of a shared machine's memory bus drifts from minute to minute, so ratios are taken within a round. This module needs
 only the standard library.
@@ -35,7 +35,7 @@ class Spread:
 
 
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> dict[str, list[float]]:
-    """Takes one sample of every side in each round."""
+    """Takes one sample of every candidate in each round."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for _ in rounds:
         for name, sample in sides.items():

@@ -30,7 +30,7 @@ ELEMENT = 16
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 UNSEEN = (0, 0, 0)
-"""The values of a parameter that have not been compared with its master."""
+"""The address and versions of a parameter that has not been compared with its master."""
 
 State = MutableMapping[Any, Any]
 shape_of, dtype_of = attrgetter("shape"), attrgetter("dtype")
@@ -66,13 +66,14 @@ class Arena:
         team: Callable[[], int],
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
-        # The device on which parameters are stepped, and the threads of a step.
+        # ``held`` gives the tensor that is stepped for a parameter. ``team`` gives the address of an OpenMP runtime, or
+        # 0.
         self.held, self.team = held, team
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
         self.params = [param for param, *_ in members]
         self.groups = [group for _, group, *_ in members]
         self.hypers = {id(group): hyper for _, group, hyper, *_ in members}
-        # When the last reference to an optimizer is dropped, it is freed at once, with its arenas.
+        # These references are weak, so an optimizer and its arenas are freed as soon as the user drops the optimizer.
         self.owners = [weakref.ref(owner) for *_, owner, _ in members]
         self.firsts = [first for *_, first in members]
         shards = [held(param) for param in self.params]
@@ -92,10 +93,10 @@ class Arena:
             for views, param in zip(self.local, self.params)
         ]
         self.marks: list[dict[str, Mark]] = [{} for _ in members]
-        # The parameters whose states came with a count of 0, which a first step would not read.
+        # The parameters that were given states with a count of 0. An ordinary first step would not read these states.
         self.goes_on: set[int] = set()
-        # Parameters that ``state`` does not show yet, because they have had no update and the user gave them no state. A GPU
-        # does not tell at once whether it skipped a step, so some of these may have had an update.
+        # Parameters that ``state`` does not show yet, because they have had no update and the user gave them no state.
+        # A GPU does not report at once whether it skipped a step, so parameters in ``unsure`` may have had an update.
         self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [UNSEEN] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
@@ -113,7 +114,7 @@ class Arena:
         return length // row * padded(row) or QUANTUM
 
     def _has_rows(self, index: int) -> bool:
-        """Whether blocks of 8-bit states begin anew with each row."""
+        """Whether each row begins a new block of 8-bit states."""
         return self.kind.word == "8bit" and is_distributed(self.params[index])
 
     def _allocate(self) -> None:
@@ -129,7 +130,7 @@ class Arena:
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
         self.instead = torch.zeros(2 * ELEMENT * count, dtype=torch.uint8, device=self.device) if self.empty else None
         carried = OPTIMIZERS[self.key].carried
-        # On the CPU, even if a GPU steps, as in torch.
+        # These are on the CPU even if a GPU steps, as in torch.
         self.numbers = self.vectors = {"step": torch.zeros(count, dtype=torch.float32, device="cpu")}
         if carried is not None:
             self.vectors[carried] = torch.ones(count, dtype=torch.float64, device="cpu")
@@ -138,7 +139,8 @@ class Arena:
             self.numbers = {}
         addresses = [self.vectors[name].data_ptr() if name in self.vectors else 0 for name in ("step", carried)]
         self.count_address, self.carried_address = addresses
-        # A user may write this value, which tells a first step from later ones.
+        # Writes to these values are detected. A user may write them, and they distinguish a first step from later
+        # steps.
         self.watched = {*(self.numbers or self.states), *FIRST.get(self.key, ())[:1]}
 
     def _views(self, index: int) -> dict[str, Tensor]:
@@ -162,8 +164,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The entries of a dict that are this arena's tensors at the same address. If writes must be detected, only
-        tensors that were not written count.
+        """The names under which a dict has this arena's tensors at the same address. A watched tensor must also be
+        unwritten.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -173,8 +175,8 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """The tensors whose versions count the writes to a state, if it is watched. A write to a ``DTensor`` is
-        counted in the ``DTensor`` itself.
+        """The tensors that count the writes to a state in their versions, if the state is watched. A write to a
+        ``DTensor`` is counted in the ``DTensor`` itself.
         """
         if name not in self.watched or name not in self.local[index]:
             return []
@@ -182,7 +184,9 @@ class Arena:
         return [local] if shown is local else [local, shown]
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
-        """Sets a parameter's states to the given ones, and all others to their first values. No native step may be live."""
+        """Sets a parameter's states to the given values, and its other states to their first values. No native step may
+        be live.
+        """
         param, hyper = self.params[index], self.hyper_of(index)
         if self.held(param).shape != self.shapes[index]:
             old, new = tuple(self.shapes[index]), tuple(param.shape)
@@ -269,7 +273,7 @@ class Arena:
         if params is None:
             params = [self.params[index] for index in indices]
         shards = params if not self.is_apart else [self.held(param) for param in params]
-        # Memory that stays where it is stays on its device.
+        # This does not compare devices: if a shard's address has not changed, its device has not changed.
         seen = forms_of(shards)
         if seen != forms:
             for index in indices:
@@ -306,7 +310,7 @@ class Arena:
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
-        """The address of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
+        """The addresses of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
         assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
         return start, start + ELEMENT
@@ -360,12 +364,12 @@ class Arena:
         return step
 
     def _rows_from(self, index: int) -> tuple[int, int]:
-        """The elements of a row, and the number of the first element here among those of all parameters."""
+        """The elements of a row, and the index of this shard's first element among the elements of all full parameters."""
         row = self.rows[index].row if self._has_rows(index) and index not in self.empty else self.lengths[index]
         return row, self.firsts[index] + self.rows[index].first
 
     def _ahead(self, index: int) -> int:
-        """The number by which the native count of a parameter is ahead."""
+        """The number by which the native step count of a parameter is higher than its progress."""
         return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
@@ -375,7 +379,9 @@ class Arena:
                 self.seen[index] = self._look(index)
 
     def _look(self, index: int) -> tuple[int, int, int]:
-        """Address and versions of a parameter's values. A write to a ``DTensor`` counts there, and not in its shard."""
+        """Address and versions of a parameter's values. A write to a ``DTensor`` changes its own version, and not its
+        shard's.
+        """
         param = self.params[index]
         shard = self.held(param) if self.is_apart else param
         return shard.data_ptr(), shard._version, param._version if self.is_cut and is_distributed(param) else 0
@@ -458,6 +464,6 @@ def forms_of(tensors: Sequence[Tensor]) -> Forms:
 
 
 def held_in(state: State, param: Tensor) -> dict[str, Any]:
-    """The dict in ``state`` for a parameter; an empty dict if there is none."""
+    """The dict in ``state`` for a parameter, or an empty dict."""
     held = state.get(param)
     return held if isinstance(held, dict) else {}

@@ -17,7 +17,7 @@ from .optimizer import FusedOptimizer
 
 
 class BackwardOptimizer(FusedOptimizer):
-    """An optimizer whose steps run in backward."""
+    """An optimizer with steps that run in backward."""
 
     _runs_in_backward = True
     _own: set[Tensor]
@@ -34,7 +34,7 @@ class BackwardOptimizer(FusedOptimizer):
 
     @property
     def _decides(self) -> bool:
-        """Whether a pass makes a decision over all its gradients. This never changes; see `_refuse_other_clip`."""
+        """Whether a pass makes a decision over all its gradients. This never changes (see `_refuse_other_clip`)."""
         clips = self._has_limit or self._skip_nonfinite
         return clips or any(group.get("max_norm") is not None for group in self.param_groups)
 
@@ -69,8 +69,8 @@ class BackwardOptimizer(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. Warns if they were changed after they were stepped. `step` would refuse this, but a loop
-        may never call it.
+        """Clears gradients. Warns if they were changed after they were stepped. `step` would refuse this change, but a
+        loop may never call `step`.
         """
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)

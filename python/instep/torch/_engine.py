@@ -26,17 +26,17 @@ from ._threads import openmp
 
 NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
-"""The number of parameter lists whose arenas are cached. DDP has one list per bucket; only unused parameters cause more
-lists."""
+"""The largest number of parameter lists in the cache. DDP has one list per bucket, and only unused parameters cause
+more lists."""
 
 dtype_of = attrgetter("dtype")
 Gradient = Union[Tensor, int, None]
-"""A tensor; or the address of a tensor with its parameter's type and order of elements; or None for no gradient."""
+"""A gradient: a tensor, an address, or None. The tensor at an address has its parameter's type and order of elements."""
 
 
 @dataclass
 class Batch:
-    """Parameters of one arena whose gradients are complete and have the same type."""
+    """Parameters of one arena with complete gradients of the same type."""
 
     arena: Arena
     indices: tuple[int, ...]
@@ -92,8 +92,8 @@ class Prepared:
     bound: _native.Bound
     keeps: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]
-    """Tensors that are stepped through a dense copy, each with its copy: parameters with gaps between their elements, and
-    gradients with other strides if the step writes them."""
+    """Tensors that are stepped through a dense copy, each with its copy. They are parameters with gaps between their
+    elements, and gradients with other strides if the step writes them."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Decided:
     """The decisions of a pass: one norm for each set of parameters that are clipped together."""
 
     norms: Mapping[int, _native.Norm]
-    """The norms by clip; see `Kind.clip`."""
+    """The norms by clip (see `Kind.clip`)."""
 
     def decision(self) -> tuple[float, float, bool]:
         """Norm and clip coefficient of the groups without a ``max_norm`` of their own, and whether all steps are skipped."""
@@ -121,13 +121,14 @@ class Engine:
         team: Optional[Callable[[], int]] = None,
     ) -> None:
         self.key, self.formats, self.after, self.threads = key, formats, after, threads
-        # The part of each parameter that this rank steps; and the address of the OpenMP runtime whose threads step, or 0.
+        # ``held`` gives the part of a parameter that this rank steps. ``team`` gives the address of the OpenMP runtime
+        # that has the threads of a step, or 0.
         self.held, self.team = held, team or openmp
         self.arenas: list[Arena] = []
         self.places: dict[Tensor, tuple[Arena, int]] = {}
         self.routes: dict[tuple[int, ...], Route] = {}
-        # Identities of all parameters that have a place. A tensor's hash is a Python function, which takes longer than
-        # everything else that a step does with the tensor.
+        # The identities (``id``) of all parameters that have a place. A tensor's hash is a Python function, which takes
+        # longer than everything else that a step does with the tensor.
         self.known: set[int] = set()
         self.lock = threading.RLock()
 
@@ -159,7 +160,7 @@ class Engine:
         return list(dict.fromkeys(arena.holders for arena in self.arenas))
 
     def threads_now(self) -> int:
-        """The number of threads of a step on the CPU: the user's number, or that of torch's own loops, within limits."""
+        """The number of threads of a step on the CPU: the user's number, or torch's own number within limits."""
         return min(torch.get_num_threads(), _native.MAX_THREADS) if self.threads is None else self.threads
 
     def follow_threads(self) -> None:
@@ -254,7 +255,7 @@ class Engine:
             self._run(batch, prepared, factors)
 
     def step(self, batch: Batch, factors: _native.Factors = NO_FACTORS) -> None:
-        """Steps a batch now; on a GPU, on the current stream."""
+        """Steps a batch now. On a GPU, it uses the current stream."""
         self._run(batch, self.prepare(batch), factors)
 
     def _run(self, batch: Batch, prepared: Prepared, factors: _native.Factors) -> None:
@@ -302,7 +303,7 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """The byte of a bucket at which each gradient starts; None if a gradient cannot be stepped in place, or belongs to
+    """The byte of a bucket at which each gradient starts. None if a gradient cannot be stepped in place, or belongs to
     another optimizer.
     """
     starts = []

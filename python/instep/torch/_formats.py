@@ -27,11 +27,11 @@ class Formats(NamedTuple):
     """The formats in which values are stored. `formats` makes them from a user's options."""
 
     states: Optional[str] = None
-    """``"float32"``, ``"bfloat16"`` or ``"8bit"``; None for the parameter's type."""
+    """``"float32"``, ``"bfloat16"`` or ``"8bit"``. None stands for the parameter's type."""
     master: Optional[str] = None
-    """``"float32"``, ``"remainder16"`` or ``"remainder8"`` for 16-bit parameters; None for no master."""
+    """``"float32"``, ``"remainder16"`` or ``"remainder8"`` for 16-bit parameters. None stands for no master."""
     seed: Optional[int] = None
-    """The seed of stochastic rounding; None rounds to nearest."""
+    """The seed of stochastic rounding. None rounds to nearest."""
     min_8bit_size: int = 0
     """Parameters of fewer elements have float32 states instead of 8-bit ones, as in bitsandbytes."""
 

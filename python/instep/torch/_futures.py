@@ -45,7 +45,7 @@ def _outlive() -> None:
 
 
 def joined(futures: list[Future[Any]]) -> Future[Any]:
-    """A future whose callbacks run once all of these are done."""
+    """A future that is done once all of these are done."""
     return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
 
 

@@ -64,10 +64,10 @@ def settings_of(key: str) -> frozenset[str]:
 
 
 def completed(group: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether it has completed an optimizer's first group, as ``torch.optim.Optimizer.add_param_group`` does, in less time.
+    """Completes a first group as torch's ``add_param_group`` does, but faster. Returns whether it has done so.
 
-    It leaves a group as it is that is not of plain parameters without names, each listed once. torch's own code then
-    completes the group, or refuses it.
+    It completes only groups of plain parameters without names, each listed once. torch's own code completes or refuses
+    any other group.
     """
     given: Any = group.get("params") if type(group) is dict else None
     params = [given] if type(given) is Parameter else given[:] if type(given) is list else ()

@@ -21,12 +21,12 @@ from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, s
 MOST_ASKED, MOST_ACCEPTED = 128, 8
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
-"""States whose first value is a hyperparameter. The first step takes the hyperparameter, not the value in memory."""
+"""States that begin with the value of a hyperparameter. The first step takes the hyperparameter, not the value in memory."""
 
 
 NO_UPDATE = -0.0
-"""The value of an SGD buffer, or of its scales, that is shown before its first update. SGD has no step count that could
-tell."""
+"""The value of an SGD buffer, or of its scales, that is shown before its first update. SGD has no step count that shows
+whether there was an update."""
 
 
 class Kind(NamedTuple):
@@ -41,13 +41,13 @@ class Kind(NamedTuple):
     word: str
     """Their element type."""
     clip: int
-    """How their groups are clipped; see `clips_of`."""
+    """How their groups are clipped (see `clips_of`)."""
 
 
 def kind_of(
     key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper, clip: int = TOGETHER
 ) -> Kind:
-    """The kind of a parameter, for one shard and these hyperparameters. Refuses what no kernel steps."""
+    """The kind of a parameter, for one shard and these hyperparameters. Refuses a parameter that no kernel can step."""
     refuse_unsteppable(key, formats, param, holders)
     formats = formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
@@ -76,8 +76,8 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 
 def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
-    """The states whose first value is a hyperparameter, with their values in torch before a first step; none if they
-    cannot be made.
+    """The states that begin with the value of a hyperparameter, with the values that torch gives them before a first
+    step. An empty dict if they cannot be made.
     """
     if is_lazy(param) or param.is_meta:
         return {}
@@ -106,7 +106,7 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     try:
         if settings in _accepted.get(asked, ()):
             return
-    except Exception:  # Arrays and large tensors have no such equality. What a user's class raises is refused below.
+    except Exception:  # Arrays, large tensors and a user's class may raise here. The code below checks them.
         pass
     refuse_settings(key, group)
     _refuse_formats(key, formats, dtypes, hyper_of(key, group))
@@ -155,7 +155,9 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a parameter's states: its own, or those of a copy if it has gaps between elements."""
+    """The strides of a parameter's states. They are the parameter's strides, or those of a dense copy if it has gaps
+    between elements.
+    """
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
@@ -176,5 +178,5 @@ def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
     if value is None or not value.is_floating_point():
         return False
     if key == "rprop" and bool((value == 0).all()):
-        return False  # As memory starts. No step leaves such sizes.
+        return False  # Memory starts with zeros, and no step leaves sizes of zero.
     return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())

@@ -44,7 +44,7 @@ class Later:
 
 
 Member = tuple[dist.ProcessGroup, torch.device]
-"""A group of ranks, and the device of numbers that it compares."""
+"""A group of ranks, and the device of the numbers that the group compares."""
 
 
 class Agreement:
@@ -62,7 +62,7 @@ class Agreement:
         try:
             text = repr(settings())
         except Exception:
-            text = ""  # The step says what is wrong with them, after the sums that other ranks wait for.
+            text = ""  # The step raises the error later, after the sums for which other ranks wait.
         value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
         for group, device in self._groups:
             most_and_least = torch.tensor([value, -value], device=device)

@@ -1,4 +1,8 @@
-"""The common code of the functions of ``instep.torch.functional``. They keep no tensor and no number between calls."""
+"""The common code of the functions of ``instep.torch.functional``.
+
+The functions keep no tensor between calls. They cache lengths, dtypes, hyperparameters and the launches for them. Each call
+reads addresses, values and step counts from its tensors.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ class Clipped(NamedTuple):
     norm: float
     """The norm of the gradients before the clip."""
     coefficient: float
-    """The factor that clips them; 1 if the norm is within its limit."""
+    """The factor that clips the gradients. It is 1 if the norm is within its limit."""
 
 
 def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
@@ -91,7 +95,8 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
 def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
     """Returns the norm of all elements of a list's tensors.
 
-    The sum of squares is exact, so neither threads nor the order of tensors change a bit. A None in the list is ignored.
+    The sum of squares is exact, so threads and the order of tensors do not change any bit. A None in the list is
+    ignored.
     """
     norm, _ = _measured(tensors, None, threads)
     return norm

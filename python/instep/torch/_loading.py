@@ -1,4 +1,5 @@
-"""Checks states before they are loaded: they must be complete, of this optimizer, and of its sizes and formats.
+"""Checks states before they are loaded. They must be complete, belong to this optimizer, and have its sizes and
+formats.
 
 This module checks state dicts, and entries that a user puts into ``state``. It changes no optimizer, so a failed check has no
 effect.
@@ -22,7 +23,7 @@ from ._sharded import formats_of, row_of, scales_shape
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
 WITHOUT_COUNT = ("sgd", "lion")
-"""Optimizers whose updates do not depend on a step count. Other programs save no step count for them."""
+"""Optimizers with updates that do not depend on a step count. Other programs save no step count for them."""
 
 
 def with_defaults(key: str, group: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
-    """Refuses scales of other blocks. If a parameter is sharded over ranks, its blocks must lie within rows."""
+    """Refuses scales that belong to other blocks. If a parameter is sharded over ranks, its blocks must lie within rows."""
     expected = scales_shape(param)
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):

@@ -15,11 +15,11 @@ HUGE_PAGE = 2 << 20
 
 
 def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
-    """A tensor of zeros. On the CPU, its offset within a page differs from that of every large parameter and of every other
-    run.
+    """A tensor of zeros. On the CPU, its offset within a page differs from the offsets of all large parameters and of
+    all other runs.
 
-    A CPU may confuse two arrays whose addresses agree in the low 12 bits. torch starts large tensors 64 bytes after the start
-    of a page, and every parameter's part of a run starts a multiple of 256 elements after the run's start.
+    A CPU may confuse two arrays if their addresses agree in the low 12 bits. torch starts large tensors 64 bytes after
+    the start of a page. In a run, every parameter's part starts a multiple of 256 elements after the run's start.
     """
     if device.type != "cpu":
         return torch.zeros(length, dtype=dtype, device=device)

@@ -66,7 +66,7 @@ class GlobalNorm:
         totals = {clip: self._part(clip, ()) for clip in limits}
         for clip, total in totals.items():
             if (clip, ()) not in self._added:
-                total.sum(stream)  # So it may be decided without a bucket: all are spread, or no parameter has a gradient.
+                total.sum(stream)  # A norm without a bucket can then be decided too.
         for holders in filter(None, spread):
             sums = [self._sum_of(self._part(clip, holders)) for clip in totals]
             for group, device_type in holders:

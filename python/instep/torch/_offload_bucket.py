@@ -1,4 +1,5 @@
-"""Buckets of parameters that are copied to the host, stepped and copied back together; and the data of a backward pass.
+"""Buckets of parameters that are copied to the host, stepped and copied back together. Also the data of a backward
+pass.
 
 A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. This module neither waits nor copies.
 """
@@ -24,7 +25,7 @@ MOST_PLACES = 16
 
 
 class Bucket:
-    """Parameters whose gradients are copied down together, and which are stepped and copied up together."""
+    """Parameters that are stepped and copied up together. Their gradients are copied down together."""
 
     def __init__(self, index: int, params: Sequence[Tensor], mirrors: Optional[list[Tensor]] = None) -> None:
         self.index, self.params, self.mirrors = index, list(params), mirrors
@@ -62,7 +63,7 @@ class Bucket:
 
 
 def laid_out(memory: Tensor, start: int, like: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Iterator[Tensor]:
-    """Tensors over one run of bytes, with the shapes and strides of others."""
+    """Tensors over one run of bytes, with the shapes and strides of the tensors in ``like``."""
     for one, dtype in zip(like, dtypes):
         size = one.numel() * dtype.itemsize
         run = memory[start : start + size].view(dtype)
@@ -76,7 +77,7 @@ class Arrival:
 
     bucket: Bucket
     grads: list[Optional[Tensor]]
-    """In host memory, complete after `copied`."""
+    """The gradients in host memory. They are complete after `copied`."""
     copied: Sequence[Event]
     keeps: list[Tensor]
     """The device's tensors, which are freed once they are copied."""

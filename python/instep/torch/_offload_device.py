@@ -87,7 +87,7 @@ class CudaEvent:
 
 
 class Cuda:
-    """A CUDA device by PyTorch's streams and events."""
+    """A CUDA device through PyTorch's streams and events."""
 
     def __init__(self, device: torch.device, numa: bool = True) -> None:
         self.device, self.numa = device, numa
@@ -120,7 +120,7 @@ class Cuda:
 
     def up(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
         for to, _ in pairs:
-            to.record_stream(self._up)  # A model may be dropped while its parameters go up.
+            to.record_stream(self._up)  # A model may be dropped while its parameters are copied up.
         return self._copy(self._up, pairs, after)
 
     def _copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair], after: Iterable[Event]) -> Event:
@@ -168,7 +168,7 @@ def stay_near(device: torch.device) -> None:
         if near:
             os.sched_setaffinity(0, near)
     except (OSError, ValueError, AttributeError):
-        return  # No such file, or another system: threads stay where they may.
+        return  # The system does not report these cores: threads may run on any core.
 
 
 def listed(text: str) -> set[int]:

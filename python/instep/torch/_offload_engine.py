@@ -19,10 +19,10 @@ copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPo
 gradients are stepped where FSDP puts them.
 
 Order. Events and the order of the worker's queue order the work on one bucket. This work is the write of its gradients,
-the copy down, the norm or the step, the copy up, and the forward pass that reads the bucket. Of the buckets that may be
-stepped, the one that forward needs first is stepped first. Backward makes its gradients last. If there is a decision,
-norms are added as buckets arrive, and all steps run after the decision. A pass is `begin`, any number of buckets,
-`end`. `prepare` waits for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
+the copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
+that forward needs first is stepped first. Backward makes its gradients last. If there is a decision, norms are added as
+buckets arrive, and all steps run after the decision. A pass is `begin`, any number of buckets, `end`. `prepare` waits
+for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
 
 Failures. If the worker raises, the trainer's next call of the engine raises the same error, with the number of buckets
 that were stepped. If backward has raised, its pass is still open when the next forward pass begins. The engine then
@@ -64,7 +64,7 @@ class Worker:
         self._pending, self._is_closed = 0, False
 
     def put(self, task: Task) -> None:
-        """Runs a task after all others. It must not raise."""
+        """Runs a task after all earlier tasks. The task must not raise."""
         self.refuse_child()
         with self._idle:
             self._pending += 1
@@ -140,7 +140,7 @@ class Offload:
         self._ready: list[tuple[int, Bucket, Pass, list[Batch]]] = []
         """Buckets that the worker may step, ordered by when the next forward pass is likely to need them."""
         self._coming = 0
-        """Buckets that were sent but not yet received by the worker."""
+        """The number of buckets that were sent but not yet received by the worker."""
         self._order: list[Bucket] = []
         self._asked: list[Bucket] = []
         self._guard = threading.Lock()
@@ -164,7 +164,7 @@ class Offload:
             self._order, self._asked = self._asked, []
         for bucket in self.buckets:
             if bucket.uploaded is not None:
-                bucket.uploaded.wait()  # Then nothing reads the mirrors.
+                bucket.uploaded.wait()  # After this, no copy reads the mirrors.
                 bucket.uploaded = None
         self.follow()
         return True
@@ -257,7 +257,7 @@ class Offload:
             if bucket.is_settled:
                 continue
             if in_backward():
-                return  # A recomputation: parameters have no gradient yet, or autograd finds that they were stepped.
+                return  # In a recomputation, parameters have no gradient yet, or autograd detects the step.
             if self.is_open:
                 self.abandon()
             self.worker.refuse_child()
@@ -288,7 +288,7 @@ class Offload:
     def wait(self) -> None:
         """Waits for all running work, and makes later work of the device wait for the last upload."""
         if self.worker.is_current:
-            return  # A first step shows its states.
+            return  # The worker itself gets here, when a first step shows its states.
         if self.is_open and not in_backward():
             self.abandon()
         self.worker.wait()
@@ -306,10 +306,10 @@ class Offload:
             return self._outcome
         current.decided.wait()
         self._raise_failure()
-        return self._outcome if current.outcome is None else current.outcome  # A pass that was dropped has none.
+        return self._outcome if current.outcome is None else current.outcome  # A dropped pass has no outcome.
 
     def abandon(self) -> None:
-        """Drops a pass whose backward has ended with an error."""
+        """Drops a pass after its backward has ended with an error."""
         self.is_open = self.goes_on = False
         current = self.current
         for bucket in self.buckets:
@@ -451,7 +451,7 @@ class Offload:
             return
         decided = None
         try:
-            # Also after a failure, because other ranks wait for this rank's sums.
+            # This runs also after a failure, because other ranks wait for this rank's sums.
             norm = self.decider.norm()
             decided = norm.decide(self.decider.max_norm, self.decider.skip_nonfinite, self.decider.spread)
             self._outcome = current.outcome = decided.decision()
@@ -489,14 +489,14 @@ class Offload:
             pairs = []
             for param, mirror in zip(bucket.params, bucket.mirrors):
                 if id(param) in stepped:
-                    self._own_write(param)  # The engine has counted its step.
+                    self._own_write(param)  # `Engine` has increased the parameter's version.
                     pairs.append((param.data, mirror))
             if has_changed and pairs:
                 bucket.uploaded = self.device.up(pairs, (), label)
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
-        """Says that no work on the bucket is running."""
+        """Records that no work on the bucket is running."""
         bucket.measured = []
         self._give_back(bucket)
         bucket.ready.set()

@@ -1,8 +1,8 @@
 """Steps FSDP2's shards on the host: FSDP's units are the buckets, and FSDP makes the copies.
 
-FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Some older versions call
-the hook first; then the step waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`, so `unshard`
-waits for steps.
+FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Some older versions
+call the hook first. The step then waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`,
+so `unshard` waits for steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Copied:
 
 
 def groups_of(model: nn.Module) -> Iterator[Any]:
-    """The parameters that FSDP unshards together."""
+    """FSDP's groups of parameters. FSDP unshards the parameters of a group together."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state = module._get_fsdp_state()
@@ -83,8 +83,8 @@ def offload_shards(
     norm: Optional[GlobalNorm],
     spread: Sequence[Any],
 ) -> Shards:
-    """The engine of an optimizer. FSDP waits for it before it reads shards. The decision's norm is over the ranks of
-    `spread`.
+    """Makes the engine of an optimizer. FSDP then waits for the engine's steps before it reads shards. The decision's
+    norm is over the ranks of `spread`.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     buckets = [Bucket(index, params) for index, params in enumerate(reversed([params for params in units if params]))]

@@ -24,7 +24,7 @@ class Gates:
     def __init__(self, model: nn.Module, offload: Offload) -> None:
         self.model, self.offload = model, offload
         self.called: set[int] = set()
-        """Identities of parameters whose module was called since the last backward pass."""
+        """Identities of parameters with a module that was called since the last backward pass."""
         self.everywhere: list[Bucket] = []
         self._hooked: set[int] = set()
         model.register_forward_pre_hook(OfOneModel(self._open))

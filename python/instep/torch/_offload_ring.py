@@ -47,7 +47,7 @@ class Ring:
         if not self._taken:
             return 0
         first, last = self._taken[0].start, self._taken[-1].end
-        if self._taken[-1].start >= first:  # Free are the bytes after the last and those before the first.
+        if self._taken[-1].start >= first:  # The bytes after the last run and before the first run are free.
             return last if last + size <= self.size else 0 if size <= first else None
         return last if last + size <= first else None
 

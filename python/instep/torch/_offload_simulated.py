@@ -1,8 +1,8 @@
 """A simulated device: two memories of the host, and threads instead of streams.
 
-Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
-is NaN until the copy has ended. It stays NaN if the source was freed before. A step or a forward pass that runs too early
-therefore changes bits.
+Work and copies end late, in a random order that a seed determines. A gradient is NaN until its work has ended, and the
+target of a copy is NaN until the copy has ended. If the source of a copy was freed before, the target stays NaN. A step
+or a forward pass that runs too early therefore changes bits.
 """
 
 from __future__ import annotations

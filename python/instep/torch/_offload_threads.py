@@ -37,7 +37,7 @@ class Lane:
         _end_at_exit()
 
     def put(self, task: Task) -> None:
-        """Runs a task after all others. It must not raise."""
+        """Runs a task after all earlier tasks. The task must not raise."""
         self._tasks.put(task)
 
     @property

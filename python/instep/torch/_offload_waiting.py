@@ -1,4 +1,4 @@
-"""The base class of optimizers whose steps overlap with the trainer's work.
+"""The base class of optimizers with steps that overlap with the trainer's work.
 
 A read of states through the optimizer waits for running steps, so it sees complete states.
 """
@@ -66,7 +66,7 @@ class Waiting(FusedOptimizer):
         """
         if self._offload is not None:
             self._offload.settle()
-            self._offload.follow()  # A model that was loaded before its states is not written after them.
+            self._offload.follow()  # Copies a model that was loaded before its states now, not after them.
         super().load_state_dict(state_dict)
 
     def last_norm(self) -> Optional[float]:
@@ -77,7 +77,7 @@ class Waiting(FusedOptimizer):
         return None if decision is None else decision[0]
 
     def _tell_scaler(self) -> None:
-        """Tells a scaler that calls ``step`` whether a gradient was infinite or NaN; the gradients are freed by then."""
+        """Tells a scaler that calls ``step`` whether a gradient was infinite or NaN. The gradients are freed by then."""
         if self._offload is None or self._scaler is None or not hasattr(self, "found_inf"):
             return
         decision = self._offload.decision()

@@ -1,4 +1,4 @@
-"""The backward pass to which a step belongs: the outermost one, if reentrant checkpoints run others inside it.
+"""Finds the end of the backward pass to which a step belongs. With reentrant checkpoints, this is the outermost pass.
 
 A checkpoint with ``use_reentrant=True`` runs a second backward pass inside a node of the first one. Parameters then get
 gradients in several passes, and these all belong to one step. If a pass ends with an error, autograd drops its
@@ -28,14 +28,18 @@ class Outermost:
         return self._callback is not None and self._callback() is not None
 
     def open(self, *_: Any) -> None:
-        """Opens it in the current pass, unless this pass runs inside the one in which it was opened before."""
+        """Opens it in the current backward pass. If it is already open, the current pass runs inside the pass in which
+        it was opened, and this does nothing.
+        """
         if not self.is_open:
             callback = End(self)
             self._callback = weakref.ref(callback)
             Variable._execution_engine.queue_callback(callback)
 
     def forget(self) -> None:
-        """Forgets a pass that ended with an error. A forward pass calls this first; inside backward it does nothing."""
+        """Forgets a pass that ended with an error. Every forward pass begins with this call. Inside backward it does
+        nothing.
+        """
         if torch._C._current_graph_task_id() == -1:
             self._callback = None
 

@@ -1,7 +1,7 @@
 """Optimizers that run inside backward: no other optimizer may step their parameters.
 
 A second optimizer would silently step them again. This module has no weak reference to a parameter. torch does not swap
-tensors that have weak references, and could then not convert a sharded model.
+tensors with weak references, so it could not convert a sharded model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def refuse_claimed(params: Iterable[Tensor]) -> None:
     """Refuses parameters that backward steps already."""
     params = set(params)
     if _owner_of(params) is not None:
-        gc.collect()  # A model that nobody has any more keeps its optimizer until then.
+        gc.collect()  # An unreferenced model keeps its optimizer until garbage collection.
     owner = _owner_of(params)
     if owner is not None:
         raise RuntimeError(f"params: another {owner._made_by} steps one of them; name others, or call it once")

@@ -1,7 +1,7 @@
 """Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
-A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at the first
-``DTensor``, because the import is slow.
+A ``DTensor`` names both, while the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at
+the first ``DTensor``, because the import is slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Holders = tuple[tuple[dist.ProcessGroup, str], ...]
 
 
 PLAIN = (torch.nn.Parameter, Tensor)
-"""Types whose tensors have their own memory, all of it on this rank."""
+"""Types of tensors that have their own memory, all of it on this rank."""
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -40,7 +40,7 @@ def shard_of(tensor: Tensor) -> Tensor:
 
 
 def elements_of(param: Tensor) -> int:
-    """The number of elements of a parameter on all ranks; 0 while its shape is not known."""
+    """The number of elements of a parameter on all ranks. It is 0 while the parameter's shape is not known."""
     return 0 if is_lazy(param) else param.numel()
 
 
@@ -59,7 +59,7 @@ def row_of(param: Tensor) -> int:
 
 
 def rows_of(param: Tensor) -> Optional[Rows]:
-    """The rows that this rank has; None if it has parts of rows. A tensor that is not sharded is one row."""
+    """The rows that this rank has, or None if it has parts of rows. A tensor that is not sharded is one row."""
     if not is_distributed(param):
         return Rows(param.numel() or 1, 0)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -73,7 +73,7 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def formats_of(formats: Formats, param: Tensor) -> Formats:
-    """The formats of a parameter; they do not depend on the number of ranks."""
+    """The formats of a parameter. They do not depend on the number of ranks."""
     return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
 
 
@@ -122,7 +122,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def holders_of(param: Tensor) -> Holders:
-    """The ranks whose shards make up a parameter, without the replicas of these ranks."""
+    """The ranks that have the shards of a parameter, without the replicas of these ranks."""
     # With DDP over tensor parallelism, parameters are plain tensors, and this attribute has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:
@@ -132,7 +132,7 @@ def holders_of(param: Tensor) -> Holders:
     for dim, placement in enumerate(spec.placements):
         if placement.is_partial():
             raise NotImplementedError("parameter with a Partial placement: its value is a sum over ranks; redistribute it")
-        if not placement.is_replicate():  # `is_shard` knows the plain kind of shards alone.
+        if not placement.is_replicate():  # `is_shard` recognises only the plain kind of shards.
             holders.append((mesh.get_group(dim), mesh.device_type))
     return tuple(holders)
 

@@ -1,4 +1,5 @@
-"""The contents of ``optimizer.state`` and the param groups, and whether a user has changed them since the last look.
+"""The contents of ``optimizer.state`` and the param groups, and whether a user has changed them since they were last
+read.
 
 A step compares only identities, addresses and versions, never values.
 """
@@ -39,7 +40,7 @@ class Reader:
         self._counts: dict[int, list[Progress]] = {}
 
     def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
-        """The entry of a parameter whose group keeps these states."""
+        """The entry of a parameter in a group that keeps these states."""
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
@@ -47,7 +48,7 @@ class Reader:
             names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
         count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
         if arena is not None and "step" in arena.own_names(index, values):
-            # The number in float32 may be rounded.
+            # The count in ``state`` is float32, so it may be rounded.
             count = self._counts_of(arena)[index][0]
         return Entry(values, (count, carried))
 
@@ -65,7 +66,7 @@ def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
 
 
 def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
-    """The parameters whose entries are no longer the tensors that their arenas show."""
+    """The parameters with entries that are no longer the tensors that their arenas show."""
     found, seen = [], set()
     for param, (arena, index) in places.items():
         held = held_in(state, param)
@@ -98,7 +99,7 @@ class GroupSnapshot:
         return is_same and _are_same(self.params, other.params)
 
     def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
-        """The groups whose hyperparameters have changed."""
+        """The groups with changed hyperparameters."""
         return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
 
 
@@ -113,7 +114,9 @@ class StateSnapshot:
         self.addresses, self.versions = self._addresses(), self._versions()
 
     def holds(self, state: State) -> bool:
-        """Whether the state has the same entries with the same tensors, in the same order, and unwritten numbers."""
+        """Whether the state has the same entries with the same tensors, in the same order, and no watched tensor was
+        written.
+        """
         return (
             _native.has_objects(_as_dict(state), self.objects)
             and self.addresses == self._addresses()

@@ -1,7 +1,8 @@
 """Watches the gradients with which backward has stepped: a change after the step comes too late, so it raises.
 
-A write is seen by torch's version counter. torch's functions over lists do not raise the version of a ``DTensor``, so for
-these some values are compared too. Writes through ``.data`` and numpy are not seen.
+torch's version counter shows that a tensor was written. The version of a ``DTensor`` does not count writes by torch's
+functions over lists, so some values of a ``DTensor`` are compared too. Writes through ``.data`` and numpy are not
+detected.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from ._later import Later
 from ._sharded import is_distributed
 
 MOST_SAMPLED = 8
-"""Gradients whose values are compared. A clip scales all of them."""
+"""The number of gradients with values that are compared. This is enough, because a clip scales all gradients."""
 FIRST = 64
-"""Elements of each gradient that are compared. One is too few: an embedding's first rows may have no gradient."""
+"""Elements of each gradient that are compared. One element is too few, because an embedding's first rows may have no
+gradient."""
 PASSES_WATCHED = 8
 """The number of passes in which uncleared gradients are detected. A loop that never clears them is detected at once."""
 
@@ -46,7 +48,7 @@ class SteppedGradients:
         self._passes += 1
 
     def refuse_changes(self) -> None:
-        """Raises if the gradients have changed since `note`, because the parameters do not follow."""
+        """Raises if the gradients have changed since `note`, because the step did not use the changed values."""
         if not self._is_unread or self._then is None:
             return
         self._is_unread = False
@@ -105,7 +107,7 @@ class SteppedGradients:
         return (grad._version, local._version, local.data_ptr()) if self.is_alone else (0, 0, local.data_ptr())
 
     def _sampled(self) -> Optional[Tensor]:
-        """Sums of some values, as integers: different values differ, and a NaN equals itself."""
+        """Sums of some values. Their bits are compared as integers, so that a NaN equals itself."""
         grads = [param.grad for param in self.params if param.grad is not None]
         uncounted = [grad for grad in grads if is_distributed(grad) or not self.is_alone]
         shards = [_local(grad) for grad in uncounted[:: len(uncounted) // MOST_SAMPLED + 1] if _local(grad).numel() > 0]

@@ -29,7 +29,8 @@ def _loaded() -> int:
     libraries = sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))
     for path in libraries:
         try:
-            # Through a library's handle, a lookup searches only the libraries that it needs, so it finds torch's runtime.
+            # A lookup through a library's handle searches only the library and its dependencies, so it finds torch's
+            # runtime.
             function = ctypes.CDLL(str(path)).GOMP_parallel
         except (OSError, AttributeError):
             continue

@@ -16,8 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 _used: set[int] = set()
-"""Identities of the watched parameters that have had a gradient. An attribute would be saved with a model, without the hook
-that sets it, and a weak reference would keep torch from converting the parameter."""
+"""Identities of the watched parameters that have had a gradient. An attribute would be saved with a model, but the hook
+that sets it would not. A weak reference would keep torch from converting the parameter."""
 
 
 def watch(params: Iterable[Tensor]) -> None:
@@ -40,8 +40,8 @@ class Usage:
         watch(self.params)
 
     def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
-        """Asks all ranks which of these parameters were used. Returns a future and flags; the flags are complete when the
-        future is.
+        """Asks all ranks which of these parameters were used. Returns a future and flags. The flags are complete when
+        the future is done.
         """
         flags = torch.tensor([id(param) in _used for param in params], dtype=torch.int32, device=device)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
@@ -53,5 +53,5 @@ class Usage:
 
 
 def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:
-    """The usage of a model; None unless DDP was made with ``find_unused_parameters``."""
+    """The usage of a model if DDP was made with ``find_unused_parameters``, otherwise None."""
     return Usage(params, ddp.process_group) if ddp.find_unused_parameters or ddp.static_graph else None

@@ -115,14 +115,17 @@ class WrappedByDDP(Wrapped):
         self._note_storages()
 
     def _note_storages(self) -> None:
-        # A weak reference keeps the address, but no memory: a conversion gives memory back, and may get the same again.
+        # A weak reference keeps the storage's address from being used again, but does not keep its memory. A conversion
+        # frees memory, and could otherwise get the same address.
         self._seen = [StorageWeakRef(param.untyped_storage()) for param in self.params]
         self._storages = list(map(_storage_of, self.params))
 
 
 def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
-    """Raises if DDP has no hook on a parameter. It keeps nodes with its hooks; others go at once, or with their graph."""
-    if ddp._use_python_reducer:  # It hooks the parameters, which a conversion does not change.
+    """Raises if DDP has no hook on a parameter. DDP keeps the nodes that have its hooks alive. Other nodes are freed at
+    once, or with their graph.
+    """
+    if ddp._use_python_reducer:  # The Python reducer hooks the parameters themselves, which stay.
         return
     names = {id(param): name for name, param in ddp.module.named_parameters()}
     for param in params:

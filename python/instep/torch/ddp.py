@@ -54,13 +54,13 @@ def register_ddp(
     result is an optimizer for schedulers, scalers and checkpoints. Its ``step`` does nothing.
 
     Arguments:
-        params: the parameters to step, or param groups of them; None for all, an empty list for none. The others keep
-            averaged gradients.
+        params: the parameters to step, or param groups of them; None for all, an empty list for none. All other
+            parameters keep averaged gradients.
         max_norm: clips by the exact global norm. Buckets are then stepped together, after the last sum.
         gradients: the content of ``.grad`` after backward: ``"average"`` is the mean over ranks that the step used,
             ``"clear"`` is zeros, and ``"sum"`` is the unchanged sum, which is fastest and is meant for loops that clear
             gradients without reading them.
-        grad_scaler: the scaler whose scale the step divides gradients by. The step of all buckets is skipped if one
+        grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
         hook: sums a bucket instead of ``all_reduce``. It writes into the bucket's own buffer, and does not divide.
@@ -81,7 +81,7 @@ def register_ddp(
 
 @dataclass
 class Reduced:
-    """A bucket whose sum is complete, but which waits for the sums of other buckets."""
+    """A bucket with a complete sum, which waits for the sums of other buckets."""
 
     batches: list[Batch]
     prepared: list[Prepared]
@@ -135,7 +135,8 @@ class DDPOptimizer(BackwardOptimizer):
         self._guard = threading.RLock()
         self._reduced: list[Reduced] = []
         self._expected: Optional[int] = None
-        # By the type and length of a bucket and its parameters' identities, these parameters and what `starts_in` found.
+        # A cache of the results of `starts_in`, with their parameters. The key is a bucket's type, its length and its
+        # parameters' identities.
         self._starts: dict[tuple[Any, ...], tuple[list[Tensor], Optional[list[int]]]] = {}
         self._usage = usage_of(ddp, managed)
         self._agreement = Agreement((self._group, param.device) for param in managed[:1])
@@ -202,7 +203,7 @@ class DDPOptimizer(BackwardOptimizer):
                     self._failure = None
                     self._begin()
                 except Exception as error:
-                    self._failure = error  # After the sum, which other ranks wait for.
+                    self._failure = error  # Raised after the sum, for which other ranks wait.
             params, grads = bucket.parameters(), self._gradients_of(bucket, buffer)
             if self._divides_first:
                 buffer.div_(self._world_size)
@@ -229,7 +230,7 @@ class DDPOptimizer(BackwardOptimizer):
                     if self._failure is not None:
                         raise self._failure
                     self._arrive(params, grads, buffer, flags, result)
-                except Exception as error:  # A future's callback has nobody to raise to: DDP raises it in backward.
+                except Exception as error:  # A callback of a future cannot raise. DDP raises the error in backward.
                     self._give_up(result, error)
 
             joined(sums).add_done_callback(awaited(after_sum))
@@ -238,8 +239,8 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket. They are addresses if all are stepped in place, which is faster, and tensors
-        otherwise.
+        """The gradients of a bucket. If all are stepped in place, they are addresses, which is faster. Otherwise they
+        are tensors.
         """
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))
@@ -257,7 +258,7 @@ class DDPOptimizer(BackwardOptimizer):
 
     def _note_at_the_end(self) -> None:
         """Records the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
-        if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
+        if torch._C._current_graph_task_id() != -1:  # A rank that has joined runs no backward pass.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._stepped.note))
 
@@ -267,18 +268,16 @@ class DDPOptimizer(BackwardOptimizer):
             self._reduced, self._expected = [], None
             self._agreement.read()
             self._stepped.read()
-            # All parameters at once, so that each rebuilt bucket is one launch. It runs on backward's stream, for which sums
-            # wait.
+            # This adopts all parameters at once, so that each rebuilt bucket is one launch. It runs on backward's
+            # stream, for which sums wait.
             self._adopt(self._follow_states().params)
 
     @torch.no_grad()
     def _arrive(
         self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
     ) -> None:
-        """Steps a bucket whose sum is complete. If a norm decides, no bucket is stepped before the last sum, and then
-        all buckets are.
-        """
-        self._opt_called = True  # What schedulers of torch look for.
+        """Steps a bucket after its sum is complete. If a norm decides, all buckets are stepped after the last sum."""
+        self._opt_called = True  # torch's schedulers read this attribute.
         route = self._engine.route(params)
         others = [grads[place] for place in route.others]
         if flags is not None:

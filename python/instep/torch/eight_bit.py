@@ -19,7 +19,7 @@ OTHERS = {
     "block_wise": (True, "scales are of blocks; leave it out"),
     "is_paged": (False, "states lie where their parameter does; leave it out"),
 }
-"""Options of bitsandbytes: the only supported value, and what to do instead of giving another one."""
+"""Options of bitsandbytes: the only supported value, and what to do instead of giving another value."""
 SUPPORTED = tuple(value for value, _ in OTHERS.values())
 
 

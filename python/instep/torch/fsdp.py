@@ -58,10 +58,10 @@ def register_fsdp(
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
             with ``use_orig_params=True``.
         params: the parameters to step, or param groups of them; None for all, an empty list for none.
-        max_norm: clips by the exact global norm over all ranks' shards. Units are then stepped together, after the last.
+        max_norm: clips by the exact global norm over all ranks' shards. All units are then stepped together.
         gradients: the content of ``.grad`` after backward: ``"average"`` is the shard that FSDP has reduced, and
             ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped.
-        grad_scaler: the scaler whose scale the step divides gradients by. The step of all shards on all ranks is skipped if
+        grad_scaler: a scaler. The step divides gradients by its scale. The step of all shards on all ranks is skipped if
             one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
         options: hyperparameters and options of `FusedOptimizer`.
@@ -167,7 +167,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._backward.forget()
         converted = self._wrapped.converted()
         if any(not is_distributed(param) for _, param in converted):
-            self._wrapped.refuse_converted()  # FSDP1 trains its own memory, of which these were views.
+            self._wrapped.refuse_converted()  # FSDP1 trains its own memory, and these tensors are no longer views of it.
         for _, param in converted:
             self._hooks[param].remove()
             self._hooks[param] = watch(param, self._arrive)
@@ -204,7 +204,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     @torch.no_grad()
     def _arrive(self, param: Tensor) -> None:
-        """Receives a parameter whose shard is reduced. It is called with the reduction's stream as the current stream."""
+        """Receives a parameter after its shard is reduced. The current stream is then the reduction's stream."""
         with self._guard:
             self._begin()
             unit = self._unit_of[param]
@@ -234,7 +234,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
             scale = None if self._scaler is None else self._scaler._get_scale_async()
             if self._offload is None:
                 self._pass_norm().begin((1, 1.0, address(scale), 0))
-        self._opt_called = True  # What schedulers of torch look for.
+        self._opt_called = True  # torch's schedulers read this attribute.
         self._has_begun = True
         if self._offload is not None:
             self._try(self._offload.prepare)
@@ -327,7 +327,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 self._decide()
             for device, stream in self._streams.items():
                 torch.cuda.current_stream(device).wait_stream(stream)
-            if has_stepped:  # Noted after FSDP1 has put the gradients where they stay.
+            if has_stepped:  # The note runs after FSDP1 has put the gradients in their final memory.
                 Variable._execution_engine.queue_callback(self._stepped.note)
             if self._failure is not None:
                 raise self._failure

@@ -91,7 +91,7 @@ def apply_optimizer_in_backward(
 
     Arguments:
         optimizer_class: a class of ``torch.optim``, or a key of ``instep.OPTIMIZERS``.
-        params: the parameters; each gets its own optimizer. Further calls add further optimizers, which run in order.
+        params: the parameters. Each gets its own optimizer. Further calls add further optimizers, which run in order.
         optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
         register_hook: whether backward runs the optimizers. If not, they are only attached.
 
@@ -112,7 +112,7 @@ def apply_optimizer_in_backward(
             raise ValueError("parameter: takes no gradient, so backward cannot step it; leave it out, or register_hook=False")
     refuse_claimed(param for param, _ in made)
     for param, optimizer in made:
-        # PyTorch's own names, which other code of its users may read.
+        # These are PyTorch's own names, which users' code may read.
         for name, value in (
             (ATTACHED, optimizer),
             ("_optimizer_classes", optimizer_class),
@@ -214,7 +214,7 @@ class BucketHook:
         try:
             self.agreement.read()
         except RuntimeError as error:
-            self.failure = error  # After the sum, which other ranks wait for.
+            self.failure = error  # Raised after the sum, for which other ranks wait.
 
     def _in_common(self) -> object:
         """The settings with which every rank must step."""
@@ -251,7 +251,7 @@ class BucketHook:
             with engine.lock:
                 for optimizer, _, _ in of_call:
                     optimizer._follow_states()
-                    optimizer._opt_called = True  # What schedulers of torch look for.
+                    optimizer._opt_called = True  # torch's schedulers read this attribute.
                 of_call[0][0]._adopt([param for _, param, _ in of_call])
                 for batch in engine.route([p for _, p, _ in of_call]).batches([g for _, _, g in of_call]):
                     engine.step(batch, (divisor, 1.0, 0, 0))

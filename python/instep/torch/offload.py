@@ -1,7 +1,8 @@
 """Training with states and steps on the host, during the device's forward and backward.
 
-The kind of model decides what `offload` steps. These are FSDP's shards, which already lie on the host, or DDP's buckets
-after their all-reduce, or the gradients of a plain module. All three use the engine of `_offload_engine.py`.
+The kind of model decides what `offload` steps. With FSDP, it steps the shards that already lie on the host. With DDP,
+it steps buckets after their all-reduce. For a plain module, it steps buckets that it makes itself. All three use the
+engine of `_offload_engine.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def offload(
             ``CPUOffloadPolicy``. After `fully_shard`, this call is `register_fsdp` with ``gradients="clear"``.
         params: the parameters to step, or param groups of them; None for all that take a gradient.
         max_norm: clips by the exact global norm. Steps then run during the next forward pass, in its order.
-        grad_scaler: the scaler whose scale the step divides gradients by. The step is skipped if one gradient is infinite
+        grad_scaler: a scaler. The step divides gradients by its scale. The step is skipped if one gradient is infinite
             or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
@@ -76,8 +77,8 @@ def offload(
             ``skip_nonfinite``, it holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.
-        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step; if it is
-            not given, two of the process's cores are left free.
+        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. If it
+            is not given, two of the process's cores are left free.
 
     """
     if accumulate not in ACCUMULATE:
@@ -148,7 +149,7 @@ class Memory:
 
 
 class Mirrored(Waiting):
-    """An optimizer whose parameters lie on a device, and whose steps run on copies in page-locked host memory."""
+    """An optimizer of parameters on a device. Its steps run on copies of them in page-locked host memory."""
 
     _offload: Optional[Offload] = None
 
@@ -190,7 +191,7 @@ class Mirrored(Waiting):
         scale = None if self._scaler is None else place_of_scale(device)
         self._offload = Offload(lambda: self._engine, device, buckets, names, decider, ring, scale)
         self._gates = Gates(model, self._offload)
-        # All memory is allocated from here on.
+        # At this point, all memory is allocated.
         self._offload.follow()
         self._follow_states()
         self._adopt(self._listed())
@@ -202,7 +203,7 @@ class Mirrored(Waiting):
             plain = [param.detach() for param in cut]
             forms = [one if is_dense(one) else torch.empty_like(one, device="meta") for one in plain]
             views = laid_out(device.page_locked(size), 0, forms, (param.dtype for param in cut))
-            mirrors = [view.data for view in views]  # Each with a version of its own.
+            mirrors = [view.data for view in views]  # Each has its own version.
             for param, mirror in zip(cut, mirrors):
                 mirror.copy_(param.detach())
                 self._mirrors[id(param)] = mirror
@@ -255,7 +256,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         refuse_sparse(module)
         self._syncs = True
         self._decide_by(max_norm, grad_scaler, skip_nonfinite)
-        self._stepped = SteppedGradients(())  # They are gone by the time that somebody could change them.
+        self._stepped = SteppedGradients(())  # The gradients are freed before anyone could change them.
         own = [param for param in module.parameters() if param in self._own]
         self._start(module, memory, own, self._decides)
         self._with_gradient: list[Tensor] = []
@@ -338,7 +339,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
                 self._follow_states()
                 self._adopt(self._listed())
                 core.begin((1, 1.0), None if self._scaler is None else self._scaler._get_scale_async())
-                self._opt_called = True  # What schedulers of torch look for.
+                self._opt_called = True  # torch's schedulers read this attribute.
             self._backward.open()
         self._hand_over(param)
 
@@ -354,7 +355,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         if not self._offload.is_open:
             return
         if self._syncs and self._memory.accumulate == "device":
-            # Parameters that an earlier backward has used, and this one has not.
+            # These parameters were used by an earlier backward, and not by this backward.
             for param in self._own:
                 if param.grad is not None:
                     self._hand_over(param)
@@ -416,7 +417,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
     ) -> None:
         core = self._offload
         assert core is not None, "hooks come after it"
-        self._opt_called = True  # What schedulers of torch look for.
+        self._opt_called = True  # torch's schedulers read this attribute.
         others = [grad for param, grad in zip(params, grads) if param not in self._own]
         used = [True] * len(params) if flags is None else [number != 0 for number in flags.tolist()]
         if others and not self._divides_first:
@@ -434,7 +435,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
 
     def _note_at_the_end(self) -> None:
         """Drops the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
-        if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
+        if torch._C._current_graph_task_id() != -1:  # A rank that has joined runs no backward pass.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._let_go))
 

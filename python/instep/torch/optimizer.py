@@ -1,4 +1,4 @@
-"""An ordinary ``torch.optim.Optimizer`` whose step is one fused launch for all parameters of one dtype.
+"""An ordinary ``torch.optim.Optimizer``. Its step is one fused launch for all parameters of one dtype.
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
 tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
@@ -31,7 +31,7 @@ from ._sharded import PLAIN, Holders, elements_of, holders_of, refuse_unsteppabl
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
 
 Check = tuple[Callable[[Any], bool], str]
-"""Whether a number fits, and the numbers that do, in words."""
+"""A function that checks a number, and a text that names the valid numbers."""
 
 MAX_NORM: Check = (lambda norm: 0 < norm < inf, "a finite number above 0")
 SEED: Check = (lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
@@ -46,13 +46,14 @@ class FusedOptimizer(Optimizer):
         params: parameters, named parameters or param groups, as for any ``torch.optim`` optimizer.
         optimizer: a key of ``instep.OPTIMIZERS``, or the class of ``torch.optim`` with the same name.
         max_norm: clips the gradients of all parameters by their exact global norm before the step. If a param group has its
-            own ``max_norm``, it is clipped alone, by the norm of its gradients; if that is None, it is not clipped.
-        states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``; by default the parameter's type.
+            own ``max_norm``, it is clipped alone, by the norm of its gradients. A group with ``max_norm=None`` is not
+            clipped.
+        states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``. The default is the parameter's type.
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
         seed: turns on stochastic rounding, with this seed, for values that are stored in fewer bits than float32.
-        threads: number of threads of a step on the CPU; by default ``torch.get_num_threads()``.
+        threads: number of threads of a step on the CPU, by default ``torch.get_num_threads()``.
         min_8bit_size: with 8-bit states, parameters of fewer elements have float32 states.
-        hyperparameters: under their names in ``torch.optim``; those of a param group take precedence.
+        hyperparameters: named as in ``torch.optim``. The hyperparameters of a param group take precedence.
 
     Gradients may have any strides and may move between steps. A parameter without a gradient is not stepped.
 
@@ -99,7 +100,9 @@ class FusedOptimizer(Optimizer):
         threads: Optional[int],
         min_8bit_size: int = 0,
     ) -> None:
-        """Initialises the optimizer. Its arguments have positions, because keywords would take a fifth of a construction."""
+        """Initialises the optimizer. Its arguments are positional, because keywords would take a fifth of the time of a
+        construction.
+        """
         self._key = key
         self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
         seed = None if seed is None else _number("seed", seed, int, *SEED)
@@ -108,7 +111,7 @@ class FusedOptimizer(Optimizer):
         self._formats = formats(states, master, seed, min_8bit_size)
         self._threads = None if threads is None else _number("threads", threads, int, *THREADS)
         self._reset()
-        # A named class also has a base class of torch.optim, whose constructor takes other arguments.
+        # A named class also has a base class of torch.optim. That class's constructor takes other arguments.
         Optimizer.__init__(self, params, defaults_of(key) | hyperparameters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -154,7 +157,7 @@ class FusedOptimizer(Optimizer):
 
     def _reset(self) -> None:
         """Forgets what steps have built. The first use builds it: a program may make an optimizer for each parameter."""
-        if self._has_built:  # Python makes objects slower whose dict was asked for.
+        if self._has_built:  # Python makes an object slower once its ``__dict__`` was read.
             for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):
                 self.__dict__.pop(built, None)
 
@@ -231,14 +234,14 @@ class FusedOptimizer(Optimizer):
         return self._norms[device]
 
     def _limits(self) -> Mapping[int, Optional[float]]:
-        """The limits of groups that are clipped alone, from when the groups were last read."""
+        """The limits of groups that are clipped alone, as of the last read of the groups."""
         return {} if self._grouped is None else self._grouped.limits
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
         return GlobalNorm(device)
 
     def _holders_of(self, param: Tensor) -> Holders:
-        """The process groups over which a parameter is sharded; none if this rank has all of it."""
+        """The process groups over which a parameter is sharded. Empty if this rank has all of the parameter."""
         return holders_of(param)
 
     def _family(self) -> Sequence[FusedOptimizer]:
@@ -251,7 +254,7 @@ class FusedOptimizer(Optimizer):
         if new:
             self._place(new)
 
-    @torch.inference_mode(False)  # States of a step under it go on outside of it.
+    @torch.inference_mode(False)  # A step in inference mode makes states that later steps use outside it.
     @torch.no_grad()
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
         """Assigns memory to parameters and to their states in ``state``. Parameters that were removed lose their memory."""
@@ -271,7 +274,7 @@ class FusedOptimizer(Optimizer):
             kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper, clip)
             members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
-        # After the checks of each one, since parameters without memory seem to share an address.
+        # This follows the checks of single parameters, because parameters without memory seem to share an address.
         refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         arenas = engine.build(members)
         places = {param: (arena, index) for arena in arenas for index, param in enumerate(arena.params)}
@@ -286,7 +289,7 @@ class FusedOptimizer(Optimizer):
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
-        """This optimizer's parameters that have memory for states: those in groups, and those that are only in ``state``."""
+        """This optimizer's parameters that have memory for states. They are in groups, or only in ``state``."""
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
@@ -434,9 +437,7 @@ class FusedOptimizer(Optimizer):
 
 
 def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a saved group with the clip of the optimizer's own group. A group's clip is not loaded, and neither is
-    ``max_norm=``.
-    """
+    """Returns a saved group with the clip of the optimizer's own group. A group's clip and ``max_norm=`` are not loaded."""
     clip = {name: own[name] for name in ("max_norm",) if name in own}
     return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 

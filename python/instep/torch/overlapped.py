@@ -61,11 +61,11 @@ class OverlappedStandardOptimizer(OverlappedOptimizer):
         self.options = {**dict(zip(names, args)), **kwargs}
 
     def register_ddp(self, ddp: DistributedDataParallel) -> DDPOptimizer:
-        """Registers it with a DDP model, as `instep.torch.register_ddp` does."""
+        """Registers the optimizer with a DDP model, as `instep.torch.register_ddp` does."""
         return register_ddp(ddp, self.optim_cls, params=self.params, **self.options)
 
     def register_fsdp(self, fsdp: torch.nn.Module) -> FSDPOptimizer:
-        """Registers it with an FSDP model, as `instep.torch.register_fsdp` does."""
+        """Registers the optimizer with an FSDP model, as `instep.torch.register_fsdp` does."""
         return register_fsdp(fsdp, self.optim_cls, params=self.params, **self.options)
 
 

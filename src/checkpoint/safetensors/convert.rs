@@ -98,7 +98,7 @@ pub enum Dtype {
 pub struct Tensor {
     /// Its element type.
     pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
+    /// Its dimensions. A scalar has none.
     pub shape: Vec<u64>,
     /// The product of the dimensions.
     pub elements: u64,

@@ -1,7 +1,8 @@
-//! The JSON of a tensor file's header: its entries before validation, bounded while they are parsed.
+//! The JSON of a tensor file's header. Its entries are not validated yet, but their size is bounded while they are
+//! parsed.
 //!
-//! With any content, the memory for a header is at most a small multiple of its bytes. Dimensions and metadata are
-//! counted before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived
+//! For any content, the memory for a header is at most a small multiple of the header's length. Dimensions and metadata
+//! are counted before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived
 //! struct also takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken
 //! file be read as a different valid file, so the types here refuse both.
 
@@ -19,7 +20,7 @@ use crate::text::{quoted, sentence};
 /// The limit on dimensions of numpy and PyTorch.
 const MAX_DIMENSIONS: usize = 64;
 
-/// All entries. One of the keys is not a tensor.
+/// All entries of a header. One key, that of the metadata, is not a tensor.
 pub(super) struct Entries {
     pub(super) metadata: Option<Unique<String>>,
     pub(super) tensors: BTreeMap<String, Entry>,

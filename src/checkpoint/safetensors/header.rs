@@ -75,7 +75,7 @@ impl Header {
         Ok(Header { tensors, metadata, data_bytes, checksum: hasher.finalize() })
     }
 
-    /// CRC-32 of the length and the header.
+    /// Returns the CRC-32 of the length and the header.
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
@@ -94,7 +94,7 @@ impl Header {
         }
     }
 
-    /// Bytes after the header.
+    /// Returns the number of bytes after the header.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
@@ -132,7 +132,7 @@ fn refuse<T>(place: &str, wrong: String, remedy: &str) -> Result<T> {
     Err(Error::checkpoint(place, wrong, remedy))
 }
 
-/// An error about a tensor of a file.
+/// Returns an error about a tensor of a file.
 pub(in crate::checkpoint) fn in_tensor(name: &str, wrong: impl ToString, remedy: impl ToString) -> Error {
     Error::checkpoint(format_args!("tensor {}", quoted(name)), wrong, remedy)
 }

@@ -40,7 +40,8 @@ pub struct Data<R> {
 /// Opens a regular file. Refuses pipes and devices, because the header is checked against the file's length.
 ///
 /// # Errors
-/// `File` if it cannot be opened, `Checkpoint` if it is not a regular file or not in this format; both name the path.
+/// `File` if the file cannot be opened, `Checkpoint` if it is not a regular file or not in this format. Both errors
+/// name the path.
 pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
     open(regular_file(path)?).map_err(|error| inside(path, error))
 }
@@ -48,7 +49,8 @@ pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
 /// Reads and checks the header.
 ///
 /// # Errors
-/// `Checkpoint` if it is broken or does not describe exactly the bytes that follow, `File` if it cannot be read.
+/// `Checkpoint` if the header is broken or does not describe exactly the bytes that follow. `File` if the header cannot
+/// be read.
 pub fn open<R: Read + Seek>(mut source: R) -> Result<(Header, Data<R>)> {
     let header = Header::read(&mut source)?;
     let chunk = vec![0; CHUNK_BYTES.min(usize::try_from(header.data_bytes()).unwrap_or(CHUNK_BYTES))];

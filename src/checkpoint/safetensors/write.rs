@@ -1,6 +1,6 @@
 //! Writes the header of a tensor file in the given order, and values after it.
 //!
-//! The order of entries must not depend on hashing: files are compared byte by byte, so equal content must give equal
+//! The order of entries must not depend on hashing. Files are compared byte by byte, so equal content must give equal
 //! bytes.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub struct Entry {
     pub name: String,
     /// Its element type.
     pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
+    /// Its dimensions. A scalar has none.
     pub shape: Vec<u64>,
 }
 

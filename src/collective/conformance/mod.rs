@@ -91,7 +91,7 @@ impl fmt::Display for Failures {
 
 impl std::error::Error for Failures {}
 
-/// Runs every property of the suite on this rank; every rank of the group calls it at about the same time.
+/// Checks every property of the suite on this rank. Every rank of the group makes this call at about the same time.
 ///
 /// `make` returns this rank's end of a new group of the same ranks. The suite calls `make` once for each property, on
 /// every rank in the same order, and drops all groups at the end of the suite. `patience` is the longest deadline of a
@@ -120,7 +120,7 @@ pub fn check<C: Collective + 'static>(
 ) -> Result<Report, Failures> {
     let mut report = Report { rank: 0, passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
-    // If a rank dropped its end early, calls of other ranks would end for that reason, and not for the reason that the
+    // If a rank dropped its end early, other ranks' calls would end because of that, and not because of what the
     // property tests.
     let mut groups: Vec<Arc<dyn Collective>> = Vec::new();
     for (name, ranks, property) in PROPERTIES {
@@ -182,7 +182,7 @@ fn meet_again(rank: &Rank) -> Result<(), String> {
     if all { Ok(()) } else { Err(format!("the sum of ones is {}", summed[0])) }
 }
 
-/// Checks broadcasts, which take every type.
+/// Uses a broadcast, because every collective broadcasts every type.
 fn other_type(rank: &Rank) -> Result<(), String> {
     let (kind, len) = (CollectiveKind::Broadcast, 4 * ELEMENTS);
     let dtype = if rank.is_last() { DType::F16 } else { DType::F32 };
@@ -212,7 +212,7 @@ fn sum_zeros(rank: &Rank, deadline: Duration) -> Result<()> {
     rank.enqueue(key, &mut Buffer::new(&[0; 4 * ELEMENTS], 0), None, deadline)
 }
 
-/// Makes a call on which all ranks agree, after a call that failed.
+/// Makes a call on which all ranks agree, after a call that failed. This call must fail too.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
     match sum_zeros(rank, rank.patience / 20) {
         Err(_) => Ok(()),

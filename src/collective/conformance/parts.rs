@@ -1,6 +1,7 @@
-//! Tests the calls of ranks with shards: reduce-scatter, all-gather, whole numbers, a second communicator and groups.
+//! Tests the calls of ranks with shards: reduce-scatter, all-gather, reductions of integers, a second communicator and
+//! groups.
 //!
-//! A collective that does not know one of the first three kinds passes the test if it refuses the call.
+//! If a collective does not know one of the first three kinds, it passes by refusing the call.
 
 use std::sync::Arc;
 use std::thread;
@@ -101,8 +102,8 @@ pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Even ranks make one group and odd ranks another, and then each group splits in two in the same way. Every group is
-/// also duplicated.
+/// Even ranks form one group and odd ranks another. Then each group splits in two in the same way. Every group is also
+/// duplicated.
 pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     let (mut comm, mut members) = (Arc::clone(&rank.comm), (0..rank.ranks).collect::<Vec<u32>>());
     for round in 0..2 {

@@ -10,15 +10,15 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// The places of a call's buffers.
+/// Where a call's buffers lie.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) in_place: bool,
-    /// Elements between a cache line and the source.
+    /// Number of elements between the start of a cache line and the source.
     pub(super) offset: usize,
 }
 
-/// All placements that a stepper uses, and both directions of a misaligned copy.
+/// All placements that a stepper uses. The source is aligned or misaligned, in place and with a separate target.
 pub(super) const FORMS: [Form; 4] = [
     Form { in_place: true, offset: 0 },
     Form { in_place: true, offset: 1 },
@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// Returns whether this rank is the odd one out, in checks in which one rank behaves differently.
+    /// Returns whether this is the last rank. In some checks, only the last rank behaves differently.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }
@@ -113,7 +113,7 @@ impl Rank {
         Ok(target.contents().to_vec())
     }
 
-    /// Makes calls in place that must succeed together, and returns the resulting bytes of each.
+    /// Makes several in-place calls together. All must succeed. Returns the resulting bytes of each call.
     pub(super) fn run_together(
         &self,
         calls: &[(CollectiveKind, DType, Vec<u8>)],
@@ -149,7 +149,7 @@ pub(super) fn hash(a: u64, b: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// A whole number that is so small that the sum over at most 256 ranks is exact in every type.
+/// Returns an integer that is small enough for exact sums over at most 256 ranks in every type.
 pub(super) fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
     let largest = (256 / ranks.max(1)).clamp(1, 6);
     (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32

@@ -8,7 +8,7 @@ use crate::collective::CollectiveKind;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash, whole_number};
 use crate::dtype::DType;
 
-/// A value of either sign, in any of 13 binades, so that a sum depends on the order of its terms.
+/// Returns a value of either sign in one of 13 binades, so that a sum depends on the order of its terms.
 fn rough_number(rank: u32, element: usize) -> f32 {
     let bits = hash(rank.into(), element as u64);
     let fraction = 1.0 + (bits >> 41) as f32 / (1 << 23) as f32;
@@ -56,7 +56,7 @@ pub(super) fn equal_bits(rank: &Rank) -> Result<(), String> {
         let summed = rank.sum(dtype, &own, IN_PLACE)?;
         for (at, sum) in summed.iter().enumerate() {
             let terms = || (0..rank.ranks).map(|of| f64::from(value(of, at)));
-            // A ring rounds at every hop, and a communicator may send bf16.
+            // The bound is wide, because a ring rounds at every hop, and a communicator may send bf16.
             let bound = f64::from(rank.ranks) / 128.0 * terms().map(f64::abs).sum::<f64>();
             let error = (f64::from(*sum) - terms().sum::<f64>()).abs();
             if error.is_nan() || error > bound {
@@ -163,7 +163,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
             }
             continue;
         }
-        // Each round has a different value, so that the sum of another round is detected.
+        // A value repeats only after 120 rounds, so that the sum of a recent round is detected.
         let value = (round % 120 + 1) as f32;
         let own = if rank.rank == 0 { value } else { 0.0 };
         let summed = rank.sum(DType::F32, &vec![own; elements], IN_PLACE)?;
@@ -174,7 +174,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// The lengths neither rise nor fall in order, because an implementation may sort the calls that it makes together.
+/// The lengths are not sorted, because an implementation may sort the calls that it makes together.
 pub(super) fn calls_together(rank: &Rank) -> Result<(), String> {
     const LENGTHS: [usize; 5] = [7, 1003, 1, 0, 4099];
     let exact = |of: u32, call: usize, elements: usize| -> Vec<f32> {

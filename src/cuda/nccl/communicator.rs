@@ -1,7 +1,7 @@
 //! One rank's end of a group of GPUs. NCCL makes the sums, and a host collective may report failures.
 //!
 //! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator
-//! returns it. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
+//! returns this failure. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -25,47 +25,49 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::poll::{Wall, poll};
 
-/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: give
-/// one to the stepper, and keep one to [`close`](Self::close) the group after the stepper.
+/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator. Give
+/// one handle to the stepper, and keep another to [`close`](Self::close) the group after the stepper.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
-/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank; the host rounds it once.
+/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank. Ranks on the CPU round such a sum
+/// once.
 ///
 /// When a stepper is built, ranks compare layout and options. In a pass after a parameter was
 /// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of
 /// 144 bytes, and the thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only
-/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger they cause no `Mismatch`:
-/// ranks that differ diverge, or hang until the stepper's deadline. Replays of captured passes are never compared.
+/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger, ranks that differ in these
+/// get no `Mismatch`. They diverge, or hang until the stepper's deadline. Replays of captured passes are never
+/// compared.
 ///
-/// With a host collective, the other ranks learn which rank has failed or died. Without one, they wait for the
-/// stepper's deadline, unless NCCL itself reports an error.
+/// With a host collective, the other ranks learn which rank has failed or died. Without a host collective, they wait
+/// for the stepper's deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator. NCCL
-/// connects in their first passes, which must begin in the same order on every rank. If the program has its own
-/// communicator on the same device, every rank must issue that communicator's and the stepper's collectives in the same
-/// order. They must come from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the
-/// program's communicator.
+/// connects in the first pass of each stepper. These passes must begin in the same order on every rank. If the program
+/// has its own communicator on the same device, every rank must issue the collectives of both in the same order. All of
+/// them must come from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
+/// communicator.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
-/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. They fail,
-/// are aborted and are closed together with the first communicator. All ranks make a further communicator at the same
-/// point, even if it is only for a group. Its id is sent over the first communicator.
+/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. These
+/// communicators fail, are aborted and are closed together with the first communicator. All ranks make a further
+/// communicator at the same point, even if it is only for a group. Its id is sent over the first communicator.
 ///
-/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The exit of the
+/// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. The exit of the
 /// process waits up to 10 s for that thread, and at least a second after an abort. If the process ends before that
 /// thread, or if a panic drops the handle, the group counts this rank as failed.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
-    /// The communicator of this handle, if it is not the first one of the group.
+    /// The communicator of this handle, if it is not the group's first communicator.
     further: Option<Arc<Further>>,
 }
 
 /// A communicator id that no NCCL library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// Connects to the ranks that have an id, within a time. An error of the check ends the wait.
+/// Connects to the ranks that have an id, within a time limit. An error of the check ends the wait.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
@@ -159,13 +161,13 @@ impl Nccl {
     }
 
     /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it
-    /// within the deadline; afterwards every handle returns an error.
+    /// within the deadline. Afterwards, every handle returns an error.
     ///
     /// # Ordering
     /// First drop captured passes of the group's steppers, because NCCL does not end while a graph has its collectives.
     ///
     /// # Errors
-    /// `Order` while such a captured pass is alive; nothing has changed then. If an error has ended the group before,
+    /// `Order` while such a captured pass is alive. Nothing has changed then. If an error has ended the group before,
     /// this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
@@ -174,7 +176,7 @@ impl Nccl {
             let wrong = format_args!("captured passes that hold its collectives: {captured}");
             return Err(Error::order("communicator", wrong, "drop them, then close it"));
         }
-        // A further communicator of a stepper still exists while the stepper exists.
+        // The further communicators of a stepper exist until the stepper is dropped.
         let mut slots = self.shared.slots().into_iter();
         let Some(first) = slots.next().and_then(|first| lock(&first).take()) else {
             return Err(closed());
@@ -240,7 +242,7 @@ impl Collective for Nccl {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
-        // Every thread takes the communicator's lock before the device's, or two would wait for each other.
+        // Every thread takes the communicator's lock before the device's lock. Otherwise two threads could deadlock.
         let enqueue = |raw: &Raw| {
             let _issuing = issuing(shared.driver.ordinal());
             self.compare(call)?;
@@ -295,8 +297,8 @@ impl Collective for Nccl {
             let cause = self.shared.remember(cause.clone());
             self.shared.tell(cause.cause());
         }
-        // A thread inside NCCL holds the lock until it next checks for a failure. An abort may wait for work that depends on
-        // another communicator, so no abort waits for another abort.
+        // A thread inside NCCL holds the lock until it next checks for a failure. An abort may wait for work that
+        // depends on another communicator, so no abort waits for another abort.
         for slot in self.shared.slots() {
             detached(move || {
                 let raw = lock(&slot).take();
@@ -316,7 +318,7 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// A machine that lacks something fails here, before other ranks wait for it.
+/// Finds the library and the device. If this machine lacks either, this fails before other ranks wait for this rank.
 fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat)> {
     options.refuse()?;
     let (library, driver) = (Library::get()?, Cuda::open(options.device)?.driver);
@@ -324,7 +326,8 @@ fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat
     Ok((library, driver, Seat { rank, ranks: world_size, ctas }))
 }
 
-/// The first version whose configuration orders several communicators, and the first with a variable that orders them.
+/// The first NCCL version with a configuration that orders several communicators. The next constant is the first
+/// version with a variable that orders them.
 const ORDERS: u32 = 23100;
 const ORDERS_BY_VARIABLE: u32 = 22600;
 

@@ -1,7 +1,7 @@
 //! Threads that end communicators, and the exit of the process, which waits for them.
 //!
-//! A thread that starts such a thread never waits for it. The exit of the process waits for all of them, for a bounded
-//! time. A fork of the process does not wait.
+//! The caller never waits for such a thread. The exit of the process waits for all of these threads, for a bounded
+//! time. The exit of a forked child does not wait.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -35,7 +35,7 @@ struct Endings {
 
 static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
 static ENDED: Condvar = Condvar::new();
-/// The id of the process that waits at its exit. A fork has none of its threads.
+/// The id of the process that waits at its exit. A forked child has none of the threads.
 static PROCESS: OnceLock<u32> = OnceLock::new();
 
 /// Records that a communicator was aborted at this moment.

@@ -19,7 +19,7 @@ pub(super) enum Entry {
     Communicator { first: u32, count: u32 },
 }
 
-/// One rank's entry; the first member of a communicator adds its id.
+/// One rank's entry. The first member of a communicator adds the communicator's id.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Record {
     pub(super) entry: Entry,
@@ -74,8 +74,7 @@ impl Record {
     }
 }
 
-/// Refuses a communicator if one of its members asks for another one, or if its members differ in the number of
-/// members.
+/// Refuses a communicator if the number of ranks that describe it in the same way is not its number of members.
 fn refuse_partial(entries: &[Entry]) -> Result<()> {
     for (rank, ours) in (0u32..).zip(entries) {
         let Entry::Communicator { first, count } = *ours else { continue };
@@ -94,7 +93,8 @@ fn refuse_partial(entries: &[Entry]) -> Result<()> {
 }
 
 impl Entry {
-    /// Returns whether a rank with `theirs` is about to do the same. Ranks may be in several groups.
+    /// Returns whether ranks with these entries may proceed together. Ranks may make different communicators, because
+    /// they may be in different groups.
     fn goes_with(&self, theirs: &Entry) -> bool {
         self == theirs || matches!((self, theirs), (Entry::Communicator { .. }, Entry::Communicator { .. }))
     }

@@ -1,7 +1,7 @@
 //! The id of a group in a file. Rank 0 writes the file, and the others read it in a folder that all ranks see.
 //!
-//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. If a rank has read the id of
-//! an earlier run of the same name, it detects that rank 0 replaces the file, and joins again.
+//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. A rank may read the id of an
+//! earlier run with the same name. It then detects that rank 0 replaces the file, and joins again.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -46,7 +46,8 @@ pub(super) fn meet<T>(
         let run = *FIRST.get_or_init(|| id);
         write(path, &text(options, &Found { run, id })).map_err(Error::file(path.display()))?;
         let outcome = connect(&id, options.deadline, &|| Ok(()));
-        // All ranks have read the file, or no rank should read it any more. The file of a later run is kept.
+        // After a success, all ranks have read the file. After a failure, no rank should read it. The file of a later
+        // run is kept.
         if read(options, path).is_ok_and(|now| now.id == id) {
             let _ = fs::remove_file(path);
         }
@@ -83,7 +84,7 @@ pub(super) fn meet<T>(
     }
 }
 
-/// Waits for the file of this job, with another id than the refused one.
+/// Waits for a file of this job that differs from the refused file. Its id must be one that this rank has not tried.
 fn read_until(
     options: &Options,
     path: &Path,
@@ -139,7 +140,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = OsString::from(path);
     beside.push(format!(".{}", std::process::id()));
     let beside = Path::new(&beside);
-    // A killed process with the same number may have left a partial file.
+    // A killed process with the same process id may have left a partial file.
     let _ = fs::remove_file(beside);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());

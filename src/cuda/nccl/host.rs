@@ -1,8 +1,8 @@
 //! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the
 //! ledger.
 //!
-//! NCCL neither reports such failures nor compares calls. Without a host collective, other ranks hang if a rank
-//! disagrees or dies. The collective's `check` determines how soon a rank learns of a failure.
+//! NCCL itself does not report that a rank has died, and does not compare calls. Without a host collective, other ranks
+//! hang if a rank disagrees or dies. The host collective's `check` determines how soon a rank learns of a failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cuda::nccl::UniqueId;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// Room for one key, each byte a number.
+/// The length of a key in numbers. Each byte is sent as one number.
 const KEY: usize = CallKey::BYTES;
 
 /// One rank's end of the host collective.
@@ -33,7 +33,8 @@ impl Host {
     /// `Mismatch` or `LeftPass`, the same on every rank. Other errors as for [`Collective::enqueue`].
     pub(super) fn compare(&self, key: &CallKey, deadline: Duration) -> Result<()> {
         let (rank, ranks) = (self.0.rank() as usize, self.0.world_size() as usize);
-        // Each rank's numbers are summed with zeros from the other ranks, because every collective knows all-reduces.
+        // This all-reduce works as an all-gather: each rank's numbers are summed with zeros from the other ranks. Every
+        // collective knows all-reduces.
         let mut numbers = vec![0f32; ranks * KEY];
         let own = &mut numbers[rank * KEY..][..KEY];
         own.iter_mut().zip(key.to_bytes()).for_each(|(number, byte)| *number = byte.into());

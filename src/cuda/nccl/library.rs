@@ -2,7 +2,7 @@
 //!
 //! If `INSTEP_NCCL` names a file, only that file is tried. Otherwise the order is: a library that the process has
 //! loaded already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs
-//! threads. Every function that is not optional is looked up before the first call.
+//! threads. All required functions are looked up before the first call.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_void};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// The first version with non-blocking communicators.
 const OLDEST: u32 = 21400;
 
-/// The functions. Every function that is not optional exists.
+/// The functions of the library. All required functions exist.
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) version: u32,
@@ -34,7 +34,7 @@ fn load(file: Option<&OsStr>) -> Result<Symbols, String> {
     // initializers.
     let library = file.map_or_else(|| Ok(process()), |file| unsafe { libloading::Library::new(file) });
     let library = library.map_err(|error| crate::cuda::library::reason(&error))?;
-    // SAFETY: only looked up.
+    // SAFETY: the symbol is only looked up, not used.
     Ok(Box::new(move |name| unsafe { library.get(name) }.map_or(ptr::null(), |symbol| *symbol)))
 }
 
@@ -82,7 +82,7 @@ impl Library {
     }
 
     fn of(symbols: Symbols) -> Result<Library, String> {
-        // SAFETY: addresses of NCCL's names, whose types NCCL's header gives, or null.
+        // SAFETY: addresses of NCCL's names, or null. NCCL's header gives the types of these names.
         let functions = unsafe { Functions::new(&symbols) };
         macro_rules! found {
             ($($name:ident)*) => { [$((stringify!($name), functions.$name.is_some())),*] };
@@ -97,7 +97,7 @@ impl Library {
             return Err(format!("it has no {name}; NCCL 2.14 is the oldest that serves"));
         }
         let mut version = 0;
-        // SAFETY: writes one int.
+        // SAFETY: the call writes one int.
         let code = unsafe { functions.ncclGetVersion(&mut version) };
         let version = u32::try_from(version).unwrap_or(0);
         if code != ncclResult_t::ncclSuccess || version < OLDEST {
@@ -111,7 +111,7 @@ impl Library {
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
         if self.functions.ncclGetLastError.is_some() {
             let none: ncclComm_t = ptr::null_mut();
-            // SAFETY: the function returns a string of the library; the communicator is documented as unused.
+            // SAFETY: the function returns a string of the library. NCCL documents the communicator as unused.
             let last = unsafe { text(self.functions.ncclGetLastError(none)) };
             if !last.is_empty() {
                 message = format!("{message}: {last}");
@@ -127,7 +127,7 @@ unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: not null, so a string that nothing changes, by the contract.
+    // SAFETY: the pointer is not null. By the contract, it is then a string that nothing changes.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
 }
 
@@ -147,7 +147,7 @@ pub fn version() -> Result<u32> {
 pub fn unique_id() -> Result<UniqueId> {
     let library = Library::get()?;
     let mut id = ncclUniqueId { internal: [0; 128] };
-    // SAFETY: writes one id.
+    // SAFETY: the call writes one id.
     match unsafe { library.functions.ncclGetUniqueId(&mut id) } {
         ncclResult_t::ncclSuccess => Ok(id.internal.map(|byte| byte as u8)),
         code => Err(library.error(0, "ncclGetUniqueId", code)),

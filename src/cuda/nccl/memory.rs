@@ -34,7 +34,7 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         }
         let _entered = Entered::new(&*shared.driver)?;
         let mut address = ptr::null_mut();
-        // SAFETY: the device is current; writes one address.
+        // SAFETY: the device is current, and the call writes one address.
         let code = unsafe { functions.ncclMemAlloc(&mut address, bytes) };
         if code != ncclResult_t::ncclSuccess {
             return Err(library.error(shared.seat.rank, "ncclMemAlloc", code));
@@ -42,7 +42,7 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         let Some(base) = NonNull::new(address.cast()) else { return Ok(None) };
         let registration = raw.register(address, bytes);
         let memory = Memory { shared: Arc::clone(shared), library, address: Address::of(base), registration };
-        // SAFETY: memory of this device, as long as was asked for, which its owner frees.
+        // SAFETY: this is memory of this device, with the requested length, and its owner frees it.
         Ok(Some(unsafe { Allocation::new(base.as_ptr(), Box::new(memory)) }))
     })
 }
@@ -58,7 +58,7 @@ impl Drop for Memory {
         }
         // A failure here means that the device is lost, and the memory with it.
         if let Ok(_entered) = Entered::new(&*self.shared.driver) {
-            // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.
+            // SAFETY: `ncclMemAlloc` made this memory, and its user has dropped it.
             unsafe { self.library.functions.ncclMemFree(self.address.as_ptr().cast()) };
         }
     }

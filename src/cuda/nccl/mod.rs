@@ -1,8 +1,8 @@
 //! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
-//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. To meet, ranks
-//! need NCCL's id of 128 bytes; NCCL does the networking. The id comes from the caller, from a file, or over a
-//! [`Collective`] of the host. This crate opens no port.
+//! The library is loaded at run time, so a build does not need NCCL. Without feature `cuda`, this module does not look
+//! for the library. To form a group, ranks need NCCL's id of 128 bytes. NCCL does the networking. The id comes from the
+//! caller, from a file, or over a [`Collective`] of the host. This crate opens no port.
 #![allow(unsafe_code)]
 
 mod bindings;
@@ -29,7 +29,7 @@ use std::time::Duration;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 
-/// The number by which ranks find each other through NCCL; [`unique_id`] makes one.
+/// NCCL's id of a group, by which its ranks find each other. [`unique_id`] makes an id.
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
@@ -51,7 +51,7 @@ impl Nccl {
     /// Ordering as for [`from_file`](Self::from_file).
     ///
     /// # Errors
-    /// `Config` with the name of a variable. Other errors as for [`from_file`](Self::from_file).
+    /// `Config` names a variable that is missing or invalid. Other errors as for [`from_file`](Self::from_file).
     pub fn from_environment() -> Result<Nccl> {
         let options = Options::from_environment()?;
         if options.world_size == 1 {
@@ -65,21 +65,22 @@ impl Nccl {
         Nccl::from_file(&options, path)
     }
 
-    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes it to
-    /// the file with the [job](Options::job); other ranks see the complete file or none. Rank 0 removes the file once
+    /// Joins the ranks that read the same file, in a folder that all ranks can read. Rank 0 makes the id, and writes id
+    /// and [job](Options::job) to the file. Other ranks see the complete file or no file. Rank 0 removes the file once
     /// all ranks have joined.
     ///
-    /// A user who can write in the folder can take a rank's place. Only the owner can read the file. NCCL's own
+    /// A user who can write in the folder can take a rank's place. Only the owner of the file can read it. NCCL's own
     /// connections are not authenticated.
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. If processes make several groups by one file, they make them in the same
-    /// order on every rank.
+    /// Returns once all ranks have joined. If processes form several groups with one file, every rank must form the
+    /// groups in the same order.
     ///
     /// # Errors
-    /// `Config` for an empty job, or for a ledger. `NcclUnavailable`, `DriverUnavailable` and `Unsupported` say what
-    /// this machine lacks. `File` if rank 0 cannot write. `Deadline` if another rank does not find rank 0's file.
-    /// `Collective` if NCCL cannot connect, or if a rank does not come within the deadline.
+    /// `Config` if the job is empty, or if the options ask for a ledger. `NcclUnavailable`, `DriverUnavailable` and
+    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` if this is another
+    /// rank and it does not find rank 0's file. `Collective` if NCCL cannot connect, or if a rank does not join within
+    /// the deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
         Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
@@ -94,10 +95,10 @@ impl Nccl {
         Nccl::open(options, |connect| connect(&id, options.deadline, &|| Ok(())))
     }
 
-    /// Joins the ranks of `host`, under the same numbers. `host` is MPI, your own collective such as
+    /// Joins the ranks of `host`. Each rank keeps its number. `host` can be MPI, your own collective such as
     /// `examples/tcp_ranks`, or a framework's store. It sends NCCL's id, and reports failures. If a rank fails or is
-    /// lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it, and no rank
-    /// waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
+    /// lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it. No rank waits
+    /// for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
     ///
     /// This call uses only the device, the deadline and the ledger of the options.
     ///
@@ -106,7 +107,7 @@ impl Nccl {
     ///
     /// # Errors
     /// Errors as for [`with_id`](Self::with_id) and for the host's [`enqueue`](Collective::enqueue). A rank that fails
-    /// here ends the host, so the others fail too.
+    /// here aborts `host`, so the other ranks fail too.
     pub fn beside(host: impl Collective + 'static, options: &Options) -> Result<Nccl> {
         let (rank, world_size) = (host.rank(), host.world_size());
         Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
@@ -114,24 +115,24 @@ impl Nccl {
 
     /// Uses a framework's communicator, an `ncclComm_t`. Rank, number of ranks and GPU are those of the communicator.
     ///
-    /// The framework still owns it: [`close`](Self::close) and [`abort`](Collective::abort) end only the communicators
-    /// that this crate has made beside it. If a rank is lost, the calls on the stream therefore end only once the
-    /// framework aborts the communicator. The memory of gradients is not registered with this communicator.
+    /// The framework still owns the communicator. [`close`](Self::close) and [`abort`](Collective::abort) end only the
+    /// further communicators that this crate has made. If a rank is lost, the calls on the stream therefore end only
+    /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`
-    /// if NCCL does not know it.
+    /// if NCCL does not recognise the communicator.
     ///
     /// # Safety
-    /// The communicator was made on this process's GPU, by the same library whose version [`version`] returns; a
-    /// library that the process has already loaded takes precedence. It lives until every handle of this group, and
-    /// every stepper that has one, has been closed or dropped. Nothing else calls NCCL with it at the same time. Every
-    /// rank adopts its own communicator, and all ranks make the same calls in the same order, those of the framework
-    /// included.
+    /// The communicator was made on this process's GPU, by the library that this crate uses. [`version`] returns the
+    /// version of that library. A library that the process has already loaded takes precedence. It lives until every
+    /// handle of this group, and every stepper that has one, has been closed or dropped. Nothing else calls NCCL with
+    /// it at the same time. Every rank adopts its own communicator. All ranks make the same calls in the same order,
+    /// including the framework's calls.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let raw = unsafe { raw::Raw::adopt(library::Library::get()?, communicator)? };
         Ok(Nccl::around(raw, &options, None))
     }

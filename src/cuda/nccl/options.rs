@@ -32,7 +32,7 @@ pub struct Options {
 /// chooses.
 ///
 /// # Source
-/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL ignores fields that it
+/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`. An older NCCL ignores fields that it
 /// lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ctas {
@@ -53,8 +53,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads `RANK` and `WORLD_SIZE`, which must be set; `LOCAL_RANK` (the GPU, else 0); `TORCHELASTIC_RUN_ID` with
-    /// `TORCHELASTIC_RESTART_COUNT` and `MASTER_PORT` (the job); `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0 or 1).
+    /// Reads the options from environment variables. `RANK` and `WORLD_SIZE` must be set. `LOCAL_RANK` is the GPU, by
+    /// default 0. `TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT` and `MASTER_PORT` form the job.
+    /// `INSTEP_DEADLINE_MS` sets the deadline, and `INSTEP_LEDGER` (0 or 1) sets the ledger.
     ///
     /// # Errors
     /// `Config` names the variable.
@@ -95,7 +96,7 @@ impl Options {
     /// Refuses options that no constructor accepts.
     pub(super) fn refuse(&self) -> Result<()> {
         let Options { rank, world_size, ctas, .. } = *self;
-        // NCCL's numbers are ints.
+        // NCCL takes these numbers as C ints.
         for (field, number) in
             [("WORLD_SIZE", Some(world_size)), ("ctas.most", ctas.most), ("ctas.nvls", ctas.nvls)]
         {

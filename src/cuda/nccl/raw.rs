@@ -1,8 +1,9 @@
-//! An NCCL communicator as a value: its owner may call NCCL with it, and ending the communicator consumes the value.
+//! An NCCL communicator as a value. The value's owner may call NCCL with it, and ending the communicator consumes the
+//! value.
 //!
-//! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, late or no longer
-//! wanted. Until then nothing else touches its stream. An abort may wait for NCCL's threads, so it runs on a separate
-//! thread. Two threads never use a communicator at once.
+//! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, its deadline has
+//! passed, or it is no longer wanted. Until then, nothing else touches the call's stream. An abort may wait for NCCL's
+//! threads, so it runs on a separate thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -35,15 +36,15 @@ const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
 
-/// Time for which a wait does not sleep. NCCL starts a thread for each collective, which ends within microseconds
+/// Time for which a wait does not sleep. NCCL starts a thread for each collective. The thread ends within microseconds
 /// unless it must connect.
 const AWAKE: Duration = Duration::from_micros(50);
 
-/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
-/// communicators.
+/// Locks by device ordinal, held while enqueueing. Over all communicators of a device, NCCL allows only one thread at a
+/// time.
 static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
 
-/// Waits until no other thread calls NCCL on a device, and lets none do so.
+/// Waits until no other thread calls NCCL on a device, and keeps other threads out until the guard is dropped.
 pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
     let mut all = ISSUING.lock().unwrap_or_else(PoisonError::into_inner);
     let own: &'static Mutex<()> = all.entry(device).or_insert_with(|| Box::leak(Box::default()));
@@ -110,7 +111,7 @@ impl Raw {
         let comm: ncclComm_t = comm.cast();
         let functions = &library.functions;
         let (mut rank, mut ranks, mut device) = (0, 0, 0);
-        // SAFETY: a live communicator by the contract; each call writes one number.
+        // SAFETY: the communicator is alive by the contract, and each call writes one number.
         let told = unsafe {
             [
                 ("ncclCommUserRank", functions.ncclCommUserRank(comm, &mut rank)),
@@ -126,8 +127,8 @@ impl Raw {
         Ok(Raw { library, driver, comm, seat, is_borrowed: true })
     }
 
-    /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them;
-    /// `None` after the deadline.
+    /// All-gathers bytes, as many from every rank, and waits for the result. The result has the bytes in the order of
+    /// the ranks, and is `None` after the deadline.
     pub(super) fn gather(
         &self,
         own: &[u8],
@@ -142,11 +143,11 @@ impl Raw {
         let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
         let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
         let (from, to) = (from?, to?);
-        // SAFETY: allocated for them.
+        // SAFETY: the memory was allocated for these bytes.
         unsafe { driver.upload(from.address(), own, stream)? };
         let kind = CollectiveKind::AllGather;
         let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
-        // SAFETY: memory of these lengths, which only this stream touches.
+        // SAFETY: the memories have these lengths, and only this stream touches them.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
             let _issuing = issuing(self.driver.ordinal());
@@ -159,7 +160,7 @@ impl Raw {
             return Ok(None);
         }
         let mut all = vec![0; bytes as usize];
-        // SAFETY: the gather has filled them.
+        // SAFETY: the gather has filled these bytes.
         unsafe { driver.download(&mut all, to.address(), stream)? };
         Ok(Some(all))
     }
@@ -173,7 +174,7 @@ impl Raw {
         wanted: impl Fn() -> Result<()>,
         add: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        // SAFETY: the call takes no argument; the group belongs to this thread.
+        // SAFETY: the call takes no argument, and the group belongs to this thread.
         let code = unsafe { self.library.functions.ncclGroupStart() };
         self.settle("ncclGroupStart", code, deadline.get(), &wanted)?;
         // The user's host collective may panic here, when it compares calls.
@@ -207,7 +208,7 @@ impl Raw {
             DType::BF16 => ncclDataType_t::ncclBfloat16,
             DType::F16 => ncclDataType_t::ncclFloat16,
         };
-        // Whole numbers are combined in their own type.
+        // Integers are summed or compared in their own type.
         let (dtype, unit, operation) = match call.kind {
             CollectiveKind::Sum64 => (ncclDataType_t::ncclUint64, 8, ncclRedOp_t::ncclSum),
             CollectiveKind::Max32 => (ncclDataType_t::ncclUint32, 4, ncclRedOp_t::ncclMax),
@@ -216,7 +217,7 @@ impl Raw {
         };
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
-        // SAFETY: the call's buffers and stream are valid by the promise of its maker.
+        // SAFETY: the code that made the call promises that its buffers and its stream are valid.
         Ok(unsafe {
             use CollectiveKind::{AllGather, AllReduce, Broadcast, Max32, Min32, ReduceScatter, Sum64};
             let (f, comm) = (&self.library.functions, self.comm);
@@ -249,27 +250,28 @@ impl Raw {
         }
         let (functions, driver) = (&self.library.functions, Arc::clone(&self.driver));
         let _entered = Entered::new(&*driver)?;
-        // SAFETY: a live communicator, on its device.
+        // SAFETY: the communicator is alive, and its device is current.
         let code = unsafe { functions.ncclCommFinalize(self.comm) };
         if let Err(error) = self.settle("ncclCommFinalize", code, deadline, wanted) {
             self.abort_detached();
             return Err(error);
         }
-        // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
+        // SAFETY: the communicator is alive, and its device is current. Nothing uses the handle after this, so NCCL may
+        // finish freeing it in the background.
         match unsafe { functions.ncclCommDestroy(self.comm) } {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
             code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
         }
     }
 
-    /// Ends all calls in progress, on the device too. May block.
+    /// Ends all calls in progress, on the device too. This call may block.
     pub(super) fn abort(self) {
         if self.comm.is_null() || self.is_borrowed {
             return;
         }
         // There is no caller to whom a failure could be reported.
         if let Ok(_entered) = Entered::new(&*self.driver) {
-            // SAFETY: a live communicator, on its device, which nothing uses after this.
+            // SAFETY: the communicator is alive, and its device is current. Nothing uses the communicator after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
             note_abort();
         }
@@ -280,7 +282,7 @@ impl Raw {
         detached(move || self.abort());
     }
 
-    /// Registers memory, so that NCCL can reach it faster; `None` if NCCL declines.
+    /// Registers memory, so that NCCL can access it faster. Returns `None` if NCCL declines.
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
         let is_known = functions.ncclCommRegister.is_some() && functions.ncclCommDeregister.is_some();
@@ -289,7 +291,7 @@ impl Raw {
             return None;
         }
         let mut handle = ptr::null_mut();
-        // SAFETY: memory that the library has made, of this length.
+        // SAFETY: the library has made this memory, with this length.
         let code = unsafe { functions.ncclCommRegister(self.comm, address, bytes, &mut handle) };
         (code == ncclResult_t::ncclSuccess && !handle.is_null())
             .then(|| Registration(handle.expose_provenance()))
@@ -297,13 +299,14 @@ impl Raw {
 
     pub(super) fn deregister(&self, registration: Registration) {
         let handle = ptr::with_exposed_provenance_mut(registration.0);
-        // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
+        // SAFETY: `register` made the handle, and found this function. If the call fails, the communicator frees the
+        // handle when it ends.
         unsafe { self.library.functions.ncclCommDeregister(self.comm, handle) };
     }
 
     fn state(&self) -> ncclResult_t {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: a live communicator; writes one number.
+        // SAFETY: the communicator is alive, and the call writes one number.
         match unsafe { self.library.functions.ncclCommGetAsyncError(self.comm, &mut state) } {
             ncclResult_t::ncclSuccess => state,
             code => code,

@@ -50,11 +50,11 @@ impl Shared {
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Sends every rank's record to all ranks over the first communicator; returns the records in the order of the
+    /// Sends every rank's record to all ranks over the first communicator. Returns the records in the order of the
     /// ranks.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost` or `Deadline`; the group has ended then.
+    /// `Mismatch`, `PeerLost` or `Deadline`. The group has ended then.
     pub(super) fn exchange(&self, own: &Record, deadline: Duration) -> Result<Vec<Record>> {
         let Seat { rank, ranks, .. } = self.seat;
         let own_bytes = own.encode();
@@ -121,7 +121,7 @@ impl Drop for Shared {
         detached(move || {
             let look = || host.as_ref().map_or(Ok(()), |host| host.0.check());
             if let (Ok(()), Some(host)) = (raw.finish(deadline, look), &host) {
-                // A rank that has not joined has reported the reason.
+                // If a rank does not take part, it has reported the reason already.
                 let _ = host.part(deadline);
             }
         });

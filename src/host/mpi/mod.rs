@@ -1,8 +1,8 @@
 //! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
 //!
 //! This file adds the values itself, because MPI's order of additions may depend on the rank. Rank r adds the r-th part
-//! of each window in rank order, so the bits are those of ranks in one process. Messages use only memory of this file.
-//! If a call fails, this memory is leaked, because MPI may still write to it.
+//! of each window in rank order, so the sum has the same bits as with ranks in one process. Messages use only memory
+//! that this file allocates. If a call fails, this memory is leaked, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
@@ -34,10 +34,10 @@ const LINE_BYTES: usize = 64;
 /// [`in_process`](crate::in_process).
 ///
 /// Building it needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with `Threading::Serialized`
-/// if only steppers call it while they live, and with `Threading::Multiple` otherwise. Drop steppers before MPI is
+/// if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop steppers before MPI is
 /// finalized.
 ///
-/// If a rank dies, the other ranks detect it at the deadline of a call, unless `mpirun` ends all ranks before.
+/// If a rank dies, the other ranks detect it at the deadline of a call, unless `mpirun` ends all ranks earlier.
 ///
 /// ```no_run
 /// use instep::{AdamW, Layout, Mpi, Stepper};
@@ -76,7 +76,7 @@ impl Mpi {
     /// Duplicates the communicator for one stepper. All ranks make this call in the same order, within a minute.
     ///
     /// # Errors
-    /// `Order` if MPI is not initialized, `Unsupported` if it was initialized without support for several threads,
+    /// `Order` if MPI is not initialized, `Unsupported` if MPI was initialized without support for several threads,
     /// `Deadline` if a rank does not take part. `Config`, `Unsupported` or `Arithmetic` for an instruction set that
     /// cannot be used.
     pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
@@ -94,7 +94,7 @@ impl Mpi {
         (0..self.wire.ranks).filter(|peer| *peer != self.wire.rank)
     }
 
-    /// Refuses a call with the error that has ended the group, if it has ended.
+    /// Refuses a call if the group has ended, with the error that has ended it.
     fn refuse(&self) -> Result<()> {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
@@ -115,7 +115,7 @@ impl Mpi {
         places[self.wire.rank as usize] = call.key().to_bytes();
         let first = places.as_mut_ptr();
         for peer in self.peers() {
-            // SAFETY: every rank has a place in `keys`, and only messages touch it until `wait` has returned; if `wait`
+            // SAFETY: every rank has a place in `keys`. Until `wait` has returned, only messages touch it. If `wait`
             // fails, the scratch is leaked.
             unsafe {
                 let (own, theirs) = (first.add(self.wire.rank as usize), first.add(peer as usize));
@@ -136,7 +136,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Combines the `elements` of the window over ranks.
+    /// Combines `elements` elements of the window over ranks.
     fn sum_window(&self, call: &Call<'_>, scratch: &mut Scratch, elements: usize) -> Result<()> {
         let element = call.dtype.bytes() as usize;
         let part = elements.div_ceil(self.wire.ranks as usize).next_multiple_of(LINE_BYTES / element);
@@ -158,8 +158,8 @@ impl Mpi {
         reserve(window, ranks * part_bytes);
         reserve(parts, ranks * part_bytes);
         let (window, parts) = (window.as_mut_ptr().cast::<u8>(), parts.as_mut_ptr().cast::<u8>());
-        // SAFETY: every rank has a part in both memories. Messages alone touch the parts that they were started for
-        // until `wait` has returned; if that fails, the scratch is leaked. The sum's pointers are parts of full length.
+        // SAFETY: every rank has a part in both memories. Until `wait` has returned, only messages touch their parts.
+        // If `wait` fails, the scratch is leaked. The sum's pointers are to parts of full length.
         unsafe {
             for peer in self.peers() {
                 let (at, bytes) = (peer as usize * part_bytes, len_of(peer as usize));
@@ -197,8 +197,8 @@ impl Mpi {
         let Scratch { window, under_way, .. } = scratch;
         reserve(window, ranks * part_bytes);
         let window = window.as_mut_ptr().cast::<u8>();
-        // SAFETY: every rank has a part in the window. Messages alone touch the parts that they were started for until
-        // `wait` has returned; if that fails, the scratch is leaked.
+        // SAFETY: every rank has a part in the window. Until `wait` has returned, only messages touch their parts. If
+        // `wait` fails, the scratch is leaked.
         unsafe {
             for peer in self.peers() {
                 let (at, bytes) = (peer as usize * part_bytes, len_of(peer as usize));
@@ -226,7 +226,8 @@ impl Mpi {
             reserve(&mut scratch.window, ranks * apart);
             let window = scratch.window.as_mut_ptr().cast::<u8>();
             // SAFETY: the window has room for a piece of each part. Both buffers belong to the call and have its
-            // length, as its maker promised; `require_host` has refused a GPU's memory. No message is in flight.
+            // length, as the call's maker has promised. `require_host` has refused a GPU's memory. No message is in
+            // flight.
             unsafe {
                 if call.kind == CollectiveKind::ReduceScatter {
                     (0..ranks)
@@ -251,7 +252,7 @@ impl Mpi {
     fn broadcast_window(&self, call: &Call<'_>, scratch: &mut Scratch, bytes: usize) -> Result<()> {
         let Scratch { window, under_way, .. } = scratch;
         let window = window.as_mut_ptr().cast::<u8>();
-        // SAFETY: the window has room for `bytes` bytes. Messages alone touch it until `wait` has returned; if that
+        // SAFETY: the window has room for `bytes` bytes. Until `wait` has returned, only messages touch it. If `wait`
         // fails, the scratch is leaked.
         unsafe {
             if self.wire.rank > 0 {
@@ -274,15 +275,15 @@ impl Mpi {
         while done < call.bytes as usize {
             let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
             reserve(&mut scratch.window, bytes);
-            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
-            // Nothing is in flight.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as the call's maker has
+            // promised. No message is in flight.
             unsafe { call.src().add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
             match call.kind {
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
                 _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
-            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
-            // No message is in flight.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as the call's maker has
+            // promised. No message is in flight.
             unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst().add(done), bytes) };
             done += bytes;
         }

@@ -1,4 +1,4 @@
-//! MPI's messages between two ranks. No call waits: messages are started, then tested.
+//! MPI's messages between two ranks. No call waits. Messages are started, and later tested for completion.
 //!
 //! One lock covers every call into the library, so `MPI_THREAD_SERIALIZED` is enough. A started message uses its memory
 //! until a test says that it has ended.
@@ -31,7 +31,7 @@ pub(super) enum Tag {
 /// A failure is sent as one message of this size, padded with zeros.
 const FAILURE_BYTES: usize = 1024;
 
-/// Time for which a rank polls without sleeping: messages of a large buffer need many polls.
+/// The time for which a rank polls without sleeping. Messages of a large buffer need many polls.
 const AWAKE: Duration = Duration::from_millis(1);
 
 static LIBRARY: Mutex<()> = Mutex::new(());
@@ -51,7 +51,7 @@ pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    /// The numbers of the group's ranks in the communicator; `None` if the group is the whole communicator.
+    /// The numbers of the group's ranks in the communicator. `None` if the group is the whole communicator.
     members: Option<Vec<u32>>,
     /// Number of ranks of the communicator.
     all: u32,
@@ -65,8 +65,8 @@ unsafe impl Sync for Wire {}
 unsafe impl Send for Message {}
 
 impl Wire {
-    /// Duplicates a communicator. MPI keeps the duplicate until it is finalized: freeing it would wait for ranks that
-    /// may have failed.
+    /// Duplicates a communicator. MPI keeps the duplicate until MPI is finalized. Freeing the duplicate would wait for
+    /// ranks that may have failed.
     pub(super) fn duplicate(original: &impl Communicator, deadline: Duration) -> Result<Wire> {
         if !environment::is_initialized() || environment::is_finalized() {
             return Err(Error::order("MPI", "not initialized, or finalized already", "initialize it first"));
@@ -90,14 +90,14 @@ impl Wire {
         let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
         let lock = library();
-        // SAFETY: the communicator is live, because a reference to it is held; both results have a place.
+        // SAFETY: the communicator is live, because a reference to it is held. There is memory for both results.
         let code = unsafe { ffi::MPI_Comm_idup(self.comm, duplicate, request.as_mut_ptr()) };
         drop(lock);
         wire.checked("MPI_Comm_idup", code)?;
         // SAFETY: the call has succeeded.
         let mut messages = vec![Message { request: unsafe { request.assume_init() }, peer: wire.rank }];
         wire.wait(&mut messages, "MPI_Comm_idup", deadline, || Ok(()))?;
-        // SAFETY: the request has ended, so the library no longer uses the place, which came from a box.
+        // SAFETY: the request has ended, so the library no longer uses the memory, which came from a `Box`.
         wire.comm = *unsafe { Box::from_raw(duplicate) };
         let lock = library();
         // SAFETY: the communicator is this wire's own.
@@ -119,7 +119,7 @@ impl Wire {
         }
     }
 
-    /// Returns the number of a rank in the communicator, by which errors name it.
+    /// Returns the number of a rank in the communicator. Errors use this number.
     pub(super) fn name_of(&self, rank: u32) -> u32 {
         self.members.as_ref().map_or(rank, |members| members[rank as usize])
     }
@@ -127,8 +127,8 @@ impl Wire {
     /// Starts to send a message.
     ///
     /// # Safety
-    /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message. If it never does,
-    /// this holds forever.
+    /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message. If `test` never
+    /// drops the message, this holds forever.
     pub(super) unsafe fn send(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<Message> {
         // SAFETY: the caller's promise.
         let request = unsafe { self.send_to(self.name_of(to), tag, from, bytes) }?;
@@ -138,11 +138,12 @@ impl Wire {
     /// Starts to send to a rank by its number in the communicator.
     ///
     /// # Safety
-    /// The bytes are valid, and nothing writes to them, until the request has ended or forever.
+    /// The bytes are valid, and nothing writes to them, until the request has ended. If it never ends, this holds
+    /// forever.
     unsafe fn send_to(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<ffi::MPI_Request> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
-        // SAFETY: by the contract; the communicator lives until MPI is finalized.
+        // SAFETY: the contract covers the memory, and the communicator lives until MPI is finalized.
         let code = unsafe {
             let (to, tag) = (to as c_int, tag as c_int);
             ffi::MPI_Isend(
@@ -163,11 +164,12 @@ impl Wire {
     /// Starts to receive exactly `bytes` bytes.
     ///
     /// # Safety
-    /// The bytes are valid, and nothing touches them, until [`test`](Self::test) drops the message or forever.
+    /// The bytes are valid, and nothing touches them, until [`test`](Self::test) drops the message. If `test` never
+    /// drops it, this holds forever.
     pub(super) unsafe fn receive(&self, from: u32, tag: Tag, to: *mut u8, bytes: usize) -> Result<Message> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
-        // SAFETY: by the contract; the communicator lives until MPI is finalized.
+        // SAFETY: the contract covers the memory, and the communicator lives until MPI is finalized.
         let code = unsafe {
             let (from, tag) = (self.name_of(from) as c_int, tag as c_int);
             ffi::MPI_Irecv(
@@ -185,7 +187,7 @@ impl Wire {
         Ok(Message { request: unsafe { request.assume_init() }, peer: from })
     }
 
-    /// Waits until all messages have ended or are no longer wanted.
+    /// Waits until all messages have ended, or until `wanted` returns an error.
     pub(super) fn wait(
         &self,
         messages: &mut Vec<Message>,
@@ -210,7 +212,7 @@ impl Wire {
         messages.retain_mut(|message| {
             let mut ended = 0;
             let lock = library();
-            // SAFETY: the request is live, because one that has ended is dropped here.
+            // SAFETY: the request is live, because this function drops every request that has ended.
             let code = unsafe { ffi::MPI_Test(&mut message.request, &mut ended, ffi::RSMPI_STATUS_IGNORE) };
             drop(lock);
             let tested = self.checked("MPI_Test", code);
@@ -227,7 +229,7 @@ impl Wire {
         let mut frame = [0u8; FAILURE_BYTES];
         let tag = Tag::Failure as c_int;
         let _lock = library();
-        // SAFETY: the results have a place, and the status is read only if the call has filled it.
+        // SAFETY: there is memory for the results, and the status is read only if the call has filled it.
         let (code, from) = unsafe {
             let code =
                 ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, tag, self.comm, &mut is_there, status.as_mut_ptr());
@@ -237,7 +239,7 @@ impl Wire {
         if is_there == 0 {
             return Ok(None);
         }
-        // SAFETY: the frame is as long as every failure; the message is there, so the call does not wait.
+        // SAFETY: the frame is as long as every failure. The message has arrived, so the call does not wait.
         let code = unsafe {
             let (to, len) = (frame.as_mut_ptr().cast(), FAILURE_BYTES as c_int);
             ffi::MPI_Recv(to, len, ffi::RSMPI_UINT8_T, from, tag, self.comm, ffi::RSMPI_STATUS_IGNORE)
@@ -247,8 +249,8 @@ impl Wire {
         Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
     }
 
-    /// Sends a failure to all other ranks of the communicator. Never waits until the message is read, so the message's
-    /// memory is leaked.
+    /// Sends a failure to all other ranks of the communicator. This function does not wait until the message is read,
+    /// so the message's memory is leaked.
     pub(super) fn tell(&self, why: &str) {
         if environment::is_finalized() {
             return;
@@ -258,7 +260,7 @@ impl Wire {
         let frame: &'static [u8] = frame.leak();
         let own = self.name_of(self.rank);
         for peer in (0..self.all).filter(|peer| *peer != own) {
-            // SAFETY: the frame lives forever. If it cannot be sent, the peer meets its deadline.
+            // SAFETY: the frame lives forever. If the frame cannot be sent, the peer's call ends at its deadline.
             let _ = unsafe { self.send_to(peer, Tag::Failure, frame.as_ptr(), FAILURE_BYTES) };
         }
     }

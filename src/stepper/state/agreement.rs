@@ -1,9 +1,9 @@
 //! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values. Every
 //! collective call carries one number that combines these hashes.
 //!
-//! Layout, buckets and options never change; learning rates and frozen parameters may change between passes. If ranks
-//! differ, they get an error instead of diverging silently. The hash is FNV-1a, which is the same in every process of a
-//! run.
+//! Layout and options never change. Buckets, learning rates and frozen parameters may change between passes. New
+//! buckets get a new agreement (`with_plan`). If ranks differ, they get an error instead of diverging silently. The
+//! hash is FNV-1a, which is the same in every process of a run.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl Agreement {
         Agreement { layout: layout.clone(), built, options, current: None, words }
     }
 
-    /// Returns the hash of the part that never changes.
+    /// Returns the hash of layout, buckets and options, which never changes in one agreement.
     pub(crate) fn fixed(&self) -> u64 {
         self.words.fixed()
     }
@@ -94,7 +94,7 @@ impl Agreement {
         self.current = None;
     }
 
-    /// Returns the number for the current settings. It hashes them only if they have changed.
+    /// Returns the number for the current settings. Hashes the settings only if they have changed.
     pub(crate) fn number(&mut self, changing: &Changing<'_>, frozen: impl Iterator<Item = usize>) -> u64 {
         let Agreement { built, options, words, .. } = self;
         let number = |[assigned, hyperparameters, mut loaded]: [Line<'_>; 3]| {
@@ -118,7 +118,7 @@ fn share(layout: u64, options: &str) -> u64 {
     Agreed::Layout.share(layout) ^ Agreed::Options.share(fold(0, options.as_bytes()))
 }
 
-/// Prints a layout and its buckets, a line for each parameter and bucket.
+/// Prints a layout and its buckets, with a line for each parameter and each bucket.
 struct Cut<'a>(&'a Layout, &'a Plan);
 
 impl fmt::Display for Cut<'_> {

@@ -40,8 +40,8 @@ impl Borrowed {
     }
 
     /// Sets the address of a parameter. The memory has as many elements as registered, in the type that the stepper's
-    /// [precision](crate::StepperBuilder::precision) gives. Every parameter of the layout needs an address; that of an
-    /// empty parameter may be null.
+    /// [precision](crate::StepperBuilder::precision) gives. Every parameter of the layout needs an address. The address
+    /// of an empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
         self.params.push((id, Address::new(address)));
         self
@@ -66,8 +66,8 @@ impl Borrowed {
         Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)
     }
 
-    /// Checks the addresses against the plan and against each other, and returns them, one piece per tensor. `kept`
-    /// returns the address of a tensor that is not named: a parameter, or a bucket if no bucket is named.
+    /// Checks the addresses against the plan and against each other, and returns one piece per tensor. `kept` returns
+    /// the address of a tensor that the caller did not name. This is a parameter, or a bucket if no bucket is named.
     pub(crate) fn pieces(
         &self,
         layout: &Layout,

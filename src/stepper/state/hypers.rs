@@ -1,9 +1,9 @@
 //! Finds and sets hyperparameters of a stepper's optimizers between passes, and holds the learning-rate schedules.
 //!
 //! A change is checked as a whole before it takes effect. The check covers ranges, relations between hyperparameters,
-//! multiplied learning rates, and the states that are kept. The check depends only on the list of optimizers; the
-//! caller copies the change to the settings. The step of the schedules counts finished and joined passes, because all
-//! ranks make these together. Abandoned passes do not count.
+//! multiplied learning rates, and the states that are kept. The check depends only on the list of optimizers. The
+//! caller copies the change to the settings. The step of the schedules is the number of finished and joined passes,
+//! because all ranks make these passes together. Abandoned passes do not count.
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -40,8 +40,8 @@ impl Optimizers {
         *self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut()
     }
 
-    /// Sets the learning rate of an optimizer of this stepper and returns its new hyperparameters. Allocates nothing if
-    /// no parameter has a multiplier.
+    /// Sets the learning rate of an optimizer of this stepper and returns its new hyperparameters. Allocates no memory
+    /// if no parameter has a multiplier.
     pub(crate) fn set_lr(&mut self, id: OptimizerId, lr: f64) -> Result<InstepHyper> {
         let before = std::mem::replace(self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut(), lr);
         let checked = self.check(id);
@@ -51,8 +51,8 @@ impl Optimizers {
         checked
     }
 
-    /// Sets hyperparameters of an optimizer of this stepper, and returns all of its hyperparameters. If a value is
-    /// refused, none is set.
+    /// Sets hyperparameters of an optimizer of this stepper, and returns all of its hyperparameters. If one value is
+    /// refused, no value is set.
     pub(crate) fn set_hyper<V: Into<Value> + Copy>(
         &mut self,
         id: OptimizerId,
@@ -90,7 +90,7 @@ impl Optimizers {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
 
-    /// Refuses hyperparameters that need a state that the stepper does not have, or has at another index.
+    /// Refuses hyperparameters if the stepper lacks a state that they need, or has the state at another index.
     fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
         let (placed, new) = (self.entries[id.0 as usize].placed, changed.state_names());
         if placed == new {
@@ -147,7 +147,7 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Makes the schedules that the builder was given for groups.
+    /// Makes the schedules that the builder received for groups.
     pub(crate) fn new(
         layout: &Layout,
         optimizers: &Optimizers,

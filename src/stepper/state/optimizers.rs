@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, the parameters that each of them steps, and the order of these steps.
 //!
-//! This module only keeps lists. The settings pass hyperparameters to the kernels, and the assignment passes the lists.
-//! A refused value does not replace the old one.
+//! This module only keeps lists. The settings pass hyperparameters to the kernels, and the assignment passes the lists
+//! to them. A refused value does not replace the old one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -27,7 +27,7 @@ pub(crate) enum Target {
     Group(String),
     /// A group. The optimizer runs after the group's earlier optimizers.
     Further(String),
-    /// Parameters (indices into the layout). The optimizer replaces that of their group.
+    /// Parameters (indices into the layout). The optimizer replaces their group's optimizers.
     Params(Vec<usize>),
     /// Parameters. The optimizer runs after the parameters' earlier optimizers.
     FurtherParams(Vec<usize>),
@@ -40,25 +40,25 @@ pub(crate) enum Target {
 pub(crate) struct Optimizers {
     /// The optimizers in the settings' order: the layout's groups first.
     pub(super) entries: Vec<Entry>,
-    /// The entries of each group that has any.
+    /// The entries of each group. A group without entries is absent.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
     /// The entries that step each parameter, in order.
     pub(super) lists: Vec<Vec<u32>>,
-    /// Pairs of a parameter and an entry that is listed with it but steps nothing, sorted.
+    /// Sorted pairs of a parameter and an entry. The entry is listed with the parameter but steps nothing.
     attached: Vec<(usize, u32)>,
     /// Each parameter's learning-rate multiplier, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
-    /// Pairs of an entry and one of its parameters that has a multiplier.
+    /// Pairs of an entry and a parameter that it steps, for parameters with a multiplier.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
-    /// The names of each kernel's states in each round: those of the optimizer with the most states.
+    /// The names of each kernel's states in each round. The optimizer with the most states gives the names.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// All states that have had an index so far. The optimizer may now use fewer states: a prefix of this list. An
-    /// index is never reused for another state, because the memory keeps the old state's values.
+    /// All states that have had an index so far. The optimizer may now use only a prefix of this list. An index is
+    /// never reused for another state, because the memory keeps the old state's values.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -88,7 +88,7 @@ impl fmt::Debug for Assigned<'_> {
     }
 }
 
-/// All hyperparameters, for ranks to compare. Those of optimizers that step nothing are included.
+/// All hyperparameters, for ranks to compare. Optimizers that step nothing are included.
 pub(crate) struct Hyperparameters<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Hyperparameters<'_> {
@@ -107,8 +107,8 @@ impl fmt::Debug for Hyperparameters<'_> {
 }
 
 impl Optimizers {
-    /// Makes the list. `common` steps every group for which nothing else is registered; without it these groups have no
-    /// optimizer.
+    /// Makes the list. `common` steps every group for which nothing else is registered. Without `common`, these groups
+    /// have no optimizer.
     pub(crate) fn new(
         layout: &Layout,
         common: Option<&dyn Optimizer>,
@@ -186,7 +186,7 @@ impl Optimizers {
         Ok(optimizers)
     }
 
-    /// Refuses element types and options that an optimizer does not support, if it steps any parameter.
+    /// Refuses a parameter's element types and options if one of its optimizers does not support them.
     pub(crate) fn refuse_storage(&self, plan: &Plan) -> Result<()> {
         self.lists.iter().enumerate().try_for_each(|(param, list)| {
             let storage = plan.storage_of(plan.segment_of(param));
@@ -194,7 +194,7 @@ impl Optimizers {
         })
     }
 
-    /// Removes parameters that are not stepped from all lists, and thus their states.
+    /// Removes parameters that are not stepped from all lists. Their states are removed too.
     pub(crate) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
             if !is_stepped(param) {
@@ -265,7 +265,8 @@ impl Optimizers {
         constants: StepConstants,
     ) -> Result<Assignment> {
         if self.entries.is_empty() {
-            // Every gradient is averaged. That launch uses no hyperparameters, so those of any optimizer are valid.
+            // Without optimizers, every gradient is averaged. The launch uses no hyperparameters, so any optimizer's
+            // are valid.
             let none = crate::optim::Sgd::default();
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
             return Ok(Assignment::new(layout, plan, constants, [(&none as &dyn Optimizer, hyper)], |_| {
@@ -332,7 +333,7 @@ impl Optimizers {
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
             // The optimizer's own names come first, even if another group's optimizer names the same state differently.
-            // The states that it does not use follow.
+            // The states that this optimizer does not use follow.
             let known = if custom { own } else { known };
             let unused = known.iter().filter(|name| !own.contains(name)).take(known.len() - own.len());
             own.iter().chain(unused).enumerate().map(move |(k, name)| {
@@ -364,7 +365,7 @@ impl Optimizers {
     }
 }
 
-/// Returns the parameters' indices in the layout, and refuses one that is named twice.
+/// Returns the parameters' indices in the layout, and refuses a parameter that is named twice.
 pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> {
     let mut named = HashSet::with_capacity(params.len());
     let place = |id: &ParamId| {
@@ -432,10 +433,10 @@ pub struct Attached<'a> {
     /// The number for [`Stepper::set_lr`](crate::Stepper::set_lr) and
     /// [`Stepper::set_hyper`](crate::Stepper::set_hyper).
     pub id: OptimizerId,
-    /// The layout's group that the optimizer was given to; `None` if it was given to single parameters.
+    /// The layout's group that the optimizer was given to. `None` if it was given to single parameters.
     pub group: Option<&'a str>,
-    /// The optimizer with its current hyperparameters. Its type is one of those in [`optim`](crate::optim); `(optimizer
-    /// as &dyn Any).downcast_ref` returns it.
+    /// The optimizer with its current hyperparameters. Its type is one of those in [`optim`](crate::optim). `(optimizer
+    /// as &dyn Any).downcast_ref` returns a reference of that type.
     pub optimizer: &'a dyn Optimizer,
     /// Whether passes run the optimizer. This is false if the optimizer was only
     /// [attached](crate::StepperBuilder::attach).

@@ -2,38 +2,39 @@
 //! about a pass.
 //!
 //! These are plain values. The builder decides which options fit together. A status has the values that the kernels
-//! published, and the stepper's count of abandoned passes; nothing is computed here.
+//! published, and the stepper's count of abandoned passes. This file computes nothing.
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 
-/// Which tensors are sharded over the ranks. With shards, each rank has and steps one shard of each bucket. If sums are
-/// exact, the choice changes no bit of the training.
+/// Which tensors are sharded over the ranks. With shards, each rank steps one shard of each bucket, and has only this
+/// shard of the sharded tensors. If sums are exact, the choice changes no bit of the training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// No shards: every rank steps everything, after one all-reduce per bucket.
+    /// No shards: every rank steps all parameters, after one all-reduce per bucket.
     #[default]
     Replicated,
-    /// States, masters and averages are sharded; parameters and gradients are full (ZeRO stage 1). A bucket takes a
+    /// States, masters and averages are sharded. Parameters and gradients are full (ZeRO stage 1). A bucket takes a
     /// reduce-scatter of gradients and an all-gather of stepped parameters. The all-gather overlaps with the next
     /// bucket's reduce-scatter. With [`Gradients::Release`](crate::Gradients) a rank frees the gradients that it does
     /// not step (stage 2).
     ///
-    /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together; to
+    /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together. To
     /// write one, all ranks call [`write`](crate::Stepper::write). [`shard_size`](crate::StepperBuilder::shard_size)
-    /// makes groups. If parameters have [masters](crate::Master), every rank must write the same parameters. This
-    /// strategy refuses optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed
-    /// memory, and collectives that do not [know](crate::Collective::knows) the calls.
+    /// divides the ranks into groups. If parameters have [masters](crate::Master), every rank must write the same
+    /// parameters. This strategy refuses optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged
+    /// gradients, borrowed memory, and collectives that do not [know](crate::Collective::knows) its calls.
     ///
-    /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards; several GPUs have
-    /// not.
+    /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards. Several GPUs have
+    /// not done this yet.
     ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
-    /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full, on all ranks in the same order.
-    /// [`reshard`](crate::Stepper::reshard) frees the other ranks' shards, as do the launch of the bucket and the end
-    /// of the pass. Every rank must write the same parameters. This strategy also refuses uneven inputs.
+    /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full. All ranks must make these calls
+    /// in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards. The launch of the bucket
+    /// and the end of the pass free them too. Every rank must write the same parameters. This strategy also refuses
+    /// uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -42,7 +43,8 @@ pub enum Strategy {
 
 /// How gradients accumulate over a pass's [micro-batches](crate::Stepper::begin_accumulating). If sums are exact and
 /// the trainer uses [`Grads::add`](crate::Grads::add), the choice changes no bit. If the trainer uses `write` in each
-/// micro-batch, `Local` keeps only the last micro-batch's gradient, and `Summed` sums all.
+/// micro-batch, `Local` keeps only the last micro-batch's gradient, and `Summed` sums the gradients of all
+/// micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// Each rank accumulates in its own gradients, and the last micro-batch reduces them over ranks. A bucket is
@@ -61,10 +63,11 @@ pub enum Accumulation {
 }
 
 /// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages. With
-/// shards, it has those of this rank's shard. The device keeps the parameters and gradients of forward and backward.
+/// shards, it has only this rank's shard of them. The device keeps the parameters and gradients of forward and
+/// backward.
 ///
 /// # Source
-/// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".
+/// `CPUOffloadPolicy` of PyTorch's FSDP2. Ren et al., USENIX ATC 2021, "ZeRO-Offload".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
     /// Asks for page-locked host memory, which a GPU copies without blocking the trainer's thread. Without page-locked
@@ -74,28 +77,29 @@ pub struct OffloadPolicy {
 }
 
 impl Default for OffloadPolicy {
-    /// Returns a policy with page-locked memory, as in PyTorch's default.
+    /// Returns a policy with page-locked memory, which is also PyTorch's default.
     fn default() -> Self {
         OffloadPolicy { pin_memory: true }
     }
 }
 
-/// What a pass does with a parameter whose gradient was not written.
+/// What a pass does with a parameter if its gradient was not written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
-    /// The parameter's value, states and step count do not change if no rank wrote the gradient. Borrowed buckets
-    /// cannot count ranks, so their trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. If at
-    /// least one rank used a parameter, all ranks step it.
+    /// The parameter's value, states and step count do not change if no rank wrote the gradient. If at least one rank
+    /// wrote the gradient, all ranks step the parameter. Borrowed buckets cannot count ranks, so their trainer calls
+    /// [`Stepper::set_unused`](crate::Stepper::set_unused) instead.
     #[default]
     Skip,
-    /// The parameter is stepped with a zero gradient, so momentum and decay still move it. **On borrowed memory the
-    /// zeros overwrite the gradient**, even if you wrote it through your own pointer without asking for the gradient
-    /// first.
+    /// The parameter is stepped with a zero gradient, so momentum and weight decay still change it. **On borrowed
+    /// memory the zeros overwrite the gradient**, even if you wrote it through your own pointer without asking for the
+    /// gradient first.
     StepZero,
-    /// [`finish`](crate::Stepper::finish) returns an `Order` that names the parameter, and a [`Pass`](crate::Pass) is
-    /// abandoned. Each rank must write every gradient, except of frozen parameters and those with
+    /// [`finish`](crate::Stepper::finish) returns an `Order` error that names the parameter. A [`Pass`](crate::Pass) is
+    /// then abandoned. Each rank must write every gradient, except those of frozen parameters and of parameters with
     /// [`SegmentAction::Leave`](crate::SegmentAction). If only some ranks forget a gradient, the group ends with an
-    /// error, as when only some ranks abandon. This is the default for borrowed memory and for sums by the caller.
+    /// error. The same happens if only some ranks abandon a pass. This is the default for borrowed memory and for sums
+    /// by the caller.
     Refuse,
 }
 
@@ -114,15 +118,16 @@ pub enum Divisor {
 pub struct Status {
     /// Number of passes begun so far, including this one and abandoned ones.
     pub pass: u64,
-    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In Eager, their
-    /// first buckets may have been stepped. Learning-rate schedules did not advance.
+    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In Eager, these
+    /// passes may have stepped their first buckets. They did not advance learning-rate schedules.
     pub abandoned: u64,
     /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed nothing.
     pub skipped: bool,
-    /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip);
+    /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip).
     /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. The norm is infinite or NaN if a
     /// gradient is. It is `None` if no option or mode needs it, if the pass was abandoned, and with
-    /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) needs the norm.
+    /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) is an option that needs
+    /// the norm.
     pub norm: Option<f64>,
     /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping
     /// and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket) it is 1 too, because each bucket has its
@@ -131,12 +136,12 @@ pub struct Status {
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
     /// Index of the first bucket in which a gradient to be stepped is infinite or NaN.
-    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. Eager steps the bucket
-    /// anyway, and so does every mode without skipping. If the pass makes a decision, it tests the mean; otherwise the
-    /// sum is tested. A small loss scale can make the mean infinite although the sum is finite. With [sharded
-    /// states](crate::Strategy) it is the smallest index of all ranks; with
-    /// [`shard_size`](crate::StepperBuilder::shard_size), the smallest of the rank's group. All groups have the same
-    /// sums, so they agree, except about local parameters.
+    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. The bucket is stepped
+    /// anyway in Eager, and in every mode that does not skip passes. A pass that makes a decision tests the mean. Any
+    /// other pass tests the sum. A small loss scale can make the mean infinite although the sum is finite. With
+    /// [sharded states](crate::Strategy), this is the smallest index of all ranks. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index of the rank's group. All groups
+    /// have the same sums, so only local parameters can make their indices differ.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

@@ -1,8 +1,8 @@
 //! Submits the schedule's ops to the device. No other code uses both the schedule and the device.
 //!
 //! On the host, a Wait of the compute stream is deferred. The trainer's thread executes the Wait before its next access
-//! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because only the stream
-//! waits. Every op and every access is recorded before it happens.
+//! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because it blocks only
+//! the stream. Every op and every access is recorded before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -67,7 +67,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Returns how much of the optimizer's time the trainer waited for.
+    /// Returns how much of the optimizer's time was exposed, that is, how long the trainer waited for it.
     pub fn exposure(&self) -> Exposure {
         let optim = self.ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
         let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();
@@ -86,7 +86,7 @@ impl<D: Device> Run<D> {
         Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording, rescued: None }
     }
 
-    /// Submits the ops that the schedule has written to the device.
+    /// Submits to the device the ops that the schedule has written.
     pub(crate) fn submit(&mut self) {
         self.submit_awaiting(None);
     }
@@ -109,12 +109,12 @@ impl<D: Device> Run<D> {
                     continue;
                 }
                 (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
-                    // The deferred waits may be for ops that are still in the batch.
+                    // The deferred waits may be for ops that are still in the batch, so the batch is submitted first.
                     self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
-                    // In the list, a Record comes after its Waits, so the trainer must execute these waits first.
-                    // Usually none is left here. If a wait fails, later ops are skipped and the next access reports the
-                    // failure.
+                    // In the list, this Record comes after the deferred Waits, so the trainer must execute these Waits
+                    // first. Usually an earlier access has already done this. If a wait fails, later ops are skipped
+                    // and the next access reports the failure.
                     let _ = self.debt.pay(&mut self.device, &mut self.recording);
                 }
                 _ => {}
@@ -167,11 +167,11 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Ends a device that has failed. No op touches memory afterwards. Does nothing if there was no failure.
+    /// Waits for all ops, and ends a device that has failed. After a failure no op touches memory.
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {
-            // The end reports the same failure again, but still waits for running ops.
+            // `end` reports the same failure again, but still waits for running ops.
             let _ = self.device.end();
             self.schedule.forget_unsharded();
             self.rescued = Some(failure);
@@ -183,12 +183,12 @@ impl<D: Device> Run<D> {
         self.rescued.clone().map_or(Ok(()), Err)
     }
 
-    /// Drops the deferred waits, because positions in a failed capture are meaningless afterwards.
+    /// Drops the deferred waits of a capture that has ended, because its positions are meaningless afterwards.
     pub(crate) fn forgive(&mut self) {
         self.debt.paid = self.debt.owed;
     }
 
-    /// Records that the trainer touches these bytes, after [`settle`](Self::settle).
+    /// Records that the trainer touches these bytes. Call [`settle`](Self::settle) first.
     pub(crate) fn note(&mut self, access: Access) {
         if let Some(recording) = self.recording.as_mut().filter(|_| self.rescued.is_none()) {
             recording.list.push(Traced::Trainer(access));

@@ -1,4 +1,4 @@
-//! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
+//! Tracks writes and loads since ranks last compared them. The next pass broadcasts the parameters that were written.
 //!
 //! There is a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
 //! broadcasts all parameters. A hash of loaded values and of values set by hand is part of the agreement. Each load
@@ -21,7 +21,7 @@ pub(crate) struct ParamsWritten {
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
-    /// For each parameter, a hash of written values that no broadcast makes equal; 0 if there are none.
+    /// For each parameter, a hash of the written values that are not broadcast, or 0 if there are none.
     values: Vec<u64>,
     /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later writes allocate
     /// nothing.
@@ -69,7 +69,7 @@ impl ParamsWritten {
         self.is_shared && self.is_any
     }
 
-    /// Returns the parameters that the next pass must broadcast: `Broadcast::All` if every bucket was written.
+    /// Returns the parameters that the next pass must broadcast. This is `Broadcast::All` if every bucket was written.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
         if plan.shards_params() {
             // No rank has all parameters. Ranks compare what they wrote instead.
@@ -102,7 +102,7 @@ impl ParamsWritten {
         }
     }
 
-    /// Returns the names of the written parameters, and hashes of values that no broadcast makes equal, for ranks to
+    /// Returns the names of the written parameters, and hashes of the values that are not broadcast, for ranks to
     /// compare.
     pub(crate) fn names<'a>(&'a self, layout: &'a Layout) -> impl fmt::Display {
         Names { written: self, layout }
@@ -142,7 +142,7 @@ pub(crate) struct Loaded {
     pub(crate) previous_norm: Option<Option<f64>>,
     /// A hash of step counts that were set, and of states that were written.
     folded: u64,
-    /// A hash, in any order, of written parameters that no broadcast makes equal.
+    /// A hash of writes to parameters that are not broadcast. The order of the writes does not matter.
     params: u64,
 }
 
@@ -160,7 +160,7 @@ impl Loaded {
     }
 }
 
-/// Prints a line for each number, in the words of an error.
+/// Prints a line for each field, as text for an error.
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Loaded { scaler, previous_norm, folded, params } = self;

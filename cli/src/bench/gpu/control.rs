@@ -1,7 +1,7 @@
-//! The launches that a pass has once, whatever its size in elements: Begin and Decide.
+//! Times Begin and Decide. A pass launches each of them once, for any number of elements.
 //!
-//! Each is one block that loops over groups and segments. Its time depends on the number of parameters, and it has no
-//! ceiling. A sample of Begin has few launches, because the host may be only eight passes ahead.
+//! Each launch is one block that loops over groups and segments. Its time depends on the number of parameters. There is
+//! no ceiling. A sample of Begin has few launches, because the host may be at most eight passes ahead of the GPU.
 
 use std::time::Duration;
 

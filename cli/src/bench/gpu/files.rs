@@ -1,6 +1,6 @@
 //! Writes the output files of a run on a GPU, with the rows so far.
 //!
-//! Every bench calls this after each row, so a run that is cut off leaves what it has measured.
+//! Every bench calls `save` after each row, so an interrupted run leaves the rows that it has measured.
 
 use super::report::{Report, StepRow};
 use crate::Failure;
@@ -18,7 +18,8 @@ pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> 
     system::write(path, &plot::draw(&title, &points(report))).map_err(Failure::file(path))
 }
 
-/// The buckets of one segment beyond cache, under the first limit on blocks, without buckets with wrong bits.
+/// Returns the points of the picture: rows with one segment, beyond cache, with the first limit on blocks. Rows with
+/// wrong bits are left out.
 fn points(report: &Report) -> Vec<Point> {
     let blocks = report.step.first().and_then(|row| row.case.max_blocks);
     let is_shown = |row: &&StepRow| {

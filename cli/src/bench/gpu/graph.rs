@@ -1,7 +1,7 @@
-//! A captured pass's replay against the same pass made call by call.
+//! Compares the replay of a captured pass with the same pass made call by call.
 //!
-//! Parameters are small, so the bench times launches and host calls. A round has one pass of each kind, on one stepper.
-//! In both cases the trainer itself has no work.
+//! Parameters are small, so the bench times launches and host calls. A round has one pass of each kind, and both use
+//! the same stepper. The trainer's stream has no work except the passes.
 
 use std::time::Instant;
 

@@ -1,7 +1,8 @@
-//! The cost of a hand-over on the trainer's thread with a GPU: only driver calls, because the thread never waits.
+//! The cost of a hand-over on the trainer's thread with a GPU. The cost is only driver calls, because the thread never
+//! waits.
 //!
-//! Passes are the same as on the host. A call that completes a bucket makes all its driver calls. Only host time is
-//! measured.
+//! Passes are the same as on the host, but with fewer calls. A call that completes a bucket makes all driver calls of
+//! the bucket. Only host time is measured.
 
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::bench::statistics::Spread;
 use crate::bench::table::announce;
 use crate::console::print_line;
 
-/// Few enough calls that a pass never fills the driver's queue.
+/// The number of calls in a pass. It is so small that a pass never fills the driver's queue.
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 256;
 

@@ -1,8 +1,8 @@
-//! `instep bench --device cuda:N`: the same benches on a GPU, timed by its own events.
+//! `instep bench --device cuda:N`: the benches on a GPU, timed by CUDA events.
 //!
-//! As in nccl-tests, a sweep over sizes prints one line for each size, in the same units. The ceiling is the faster of
-//! two copies on the same device, timed in the same round. Every step is compared with the host's bits before it is
-//! timed. Files are written anew after each row.
+//! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is the faster of two
+//! copies on the same device, timed in the same round. Every step is compared with the host's bits before it is timed.
+//! Files are written anew after each row.
 
 mod control;
 mod files;
@@ -24,7 +24,7 @@ use crate::console::print_line;
 use report::Report;
 use sweep::Blocks;
 
-/// Options of the GPU's benches only.
+/// Options that only the benches on a GPU have.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of --device cuda:N")]
 pub(super) struct Options {
@@ -32,11 +32,12 @@ pub(super) struct Options {
     /// overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// Steps gradients and states of zeros, as of embedding rows that no token used: divisions take their slow path.
+    /// Use gradients and states of zeros, like those of embedding rows that no token used. Divisions then take their
+    /// slow path.
     #[arg(long)]
     zeros: bool,
-    /// Kernels that scripts/bench-kernels.sh builds, for the overlap bench and as second ceiling of steps and norms a
-    /// copy by the multiprocessors [default: INSTEP_BENCH_KERNELS].
+    /// File of kernels that scripts/bench-kernels.sh builds. The overlap bench needs it. Steps and norms get a second
+    /// ceiling from it, a copy by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.

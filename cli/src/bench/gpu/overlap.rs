@@ -1,7 +1,7 @@
 //! The optimizer time for which a trainer's stream waits on a GPU, and the slowdown of backward by concurrent steps.
 //!
-//! Kernels stand for backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Every mode is
-//! compared with the same pass without an optimizer in the same round. Recorded passes are not timed.
+//! Kernels simulate backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Each round
+//! compares every mode with the same pass without an optimizer. Recorded passes are not timed.
 
 use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer, clock_zero};
 use instep::cuda::{Cuda, CudaDevice};
@@ -22,7 +22,8 @@ use crate::console::print_line;
 const CAP_BYTES: u64 = 25 << 20;
 const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
 const USUAL_BLOCKS: [Blocks; 3] = [Blocks::All, Blocks::PerMultiprocessor(2), Blocks::PerMultiprocessor(1)];
-/// NCCL's time on eight H200s as a line through published nccl-tests results (35 us for 1 MiB, 164 us for 25 MiB).
+/// NCCL's time on eight H200s, as a linear function through published nccl-tests results (35 us for 1 MiB, 164 us for
+/// 25 MiB).
 const PACING: Pacing = Pacing { latency_ns: 30_000, bytes_per_ns: 195.0 };
 const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
@@ -178,7 +179,7 @@ impl Bench {
         self.trainer.wait(None)
     }
 
-    /// Writes a trace of a few Eager passes and draws the last one. The trainer's waits are those of its stream.
+    /// Writes a trace of a few Eager passes and draws the last pass. Both show the waits of the trainer's stream.
     fn show(&self, options: &Arguments) -> Result<(), Failure> {
         let mut stepper = self.stepper(Mode::Eager, None, true)?;
         let times = (0..RECORDED).map(|_| self.pass(LoadKind::Matmul, &mut stepper));

@@ -1,6 +1,7 @@
 //! Every figure of a run on a GPU, with its machine, as JSON.
 //!
-//! Units are in the names. The JSON holds the same figures as the printed tables. `files.rs` writes it after each row.
+//! The name of a key contains its unit. The JSON has the same figures as the printed tables. `files.rs` writes it after
+//! each row.
 
 use std::fmt;
 
@@ -45,14 +46,14 @@ pub(super) struct DeviceLine {
 pub(super) struct StepRow {
     #[serde(flatten)]
     pub(super) case: Case,
-    /// Buckets that the step goes through.
+    /// The number of buckets through which the step rotates.
     pub(super) buckets: usize,
     pub(super) steps_per_sample: usize,
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
-    /// The driver's copy.
+    /// Time of the driver's copy.
     pub(super) copy_us: Spread,
-    /// The copy by the multiprocessors; null without its kernel.
+    /// Time of the copy by the multiprocessors, or null without `--kernels`.
     pub(super) sm_copy_us: Option<Spread>,
     /// Bytes that a step moves, divided by its median time.
     pub(super) step_gb_per_s: f64,
@@ -65,7 +66,7 @@ pub(super) struct StepRow {
     pub(super) starved_samples: usize,
     /// Time that the GPU was busy with this case before its first round.
     pub(super) warm_up_ms: f64,
-    /// Null for a norm; tests compare norms.
+    /// Null for a norm, because only the tests compare norms.
     pub(super) compared: Option<Compared>,
 }
 
@@ -89,7 +90,7 @@ pub(super) struct GraphRow {
     pub(super) buckets: usize,
     /// Time of the calls on the trainer's thread.
     pub(super) host_us: Spread,
-    /// On the trainer's stream, from before the pass until every parameter may be read.
+    /// Time on the trainer's stream, from before the pass until every parameter may be read.
     pub(super) device_us: Spread,
 }
 
@@ -98,7 +99,7 @@ pub(super) struct GraphRow {
 pub(super) struct OverlapRow {
     pub(super) backward: String,
     pub(super) max_blocks: String,
-    /// Null without an optimizer, with backward and all-reduce only.
+    /// Null for the pass without an optimizer, which has only backward and all-reduce.
     pub(super) mode: Option<String>,
     pub(super) pass_us: Spread,
     pub(super) backward_us: Spread,
@@ -141,7 +142,7 @@ impl Report {
         })
     }
 
-    /// The list of rows for this kind of work.
+    /// Returns the list of rows for this kind of work.
     pub(super) fn rows(&mut self, work: Work) -> &mut Vec<StepRow> {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
     }

@@ -1,8 +1,9 @@
-//! One bucket's step, or its norm, against copies of as many bytes, round by round.
+//! Times the step of one bucket, or its norm, and copies of as many bytes, in the same rounds.
 //!
-//! A sample is a row of launches between two events, all queued before the first one starts. Only times of the same
-//! round are divided by each other, and the order of a round alternates. No sample is dropped. Every row is saved
-//! before the next case begins. A step with a wrong bit is a marked row, and the others still run.
+//! A sample is a sequence of launches between two events. All launches are queued before the first one starts. Only
+//! times of the same round are divided by each other. Every second round runs in reverse order. The first round loads
+//! code and does not count. No other sample is dropped. Every row is saved before the next case begins. If a step has a
+//! wrong bit, its row is marked, and the other cases still run.
 
 use std::time::Duration;
 
@@ -21,10 +22,11 @@ use crate::bench::statistics::Spread;
 use crate::bench::table::announce;
 use crate::console::print_line;
 
-/// A sample moves about as many bytes, unless that takes more launches than are queued at a time.
+/// A sample moves about this number of bytes, unless that takes more than [`MOST_LAUNCHES`] launches.
 const SAMPLE_BYTES: u64 = 2 << 30;
 const MOST_LAUNCHES: u64 = 64;
-/// How long the GPU runs a case before its first round, because clocks drop while the CPU compares.
+/// Time for which the GPU runs a case before its first round. This warm-up is needed because clocks drop while the CPU
+/// compares.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
@@ -190,7 +192,7 @@ fn head() -> String {
     )
 }
 
-/// Returns the row's line, with the columns of the table's header. The times of both copies, and every spread, are only
+/// Returns the row as a line under the table's header. The times of both copies, and the spread of all times, are only
 /// in the report.
 fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, percent_of_ceiling, .. } = row;
@@ -215,7 +217,7 @@ mod tests {
     use crate::bench::cases::{self, Cache};
     use crate::bench::precisions::Kind;
 
-    /// The longest names and numbers: 4 GiB of gradients, seconds, thousands of blocks.
+    /// This row has the longest names and numbers: 4 GiB of gradients, seconds, and thousands of blocks.
     #[test]
     fn a_row_fits_120_columns() {
         let case = Case {

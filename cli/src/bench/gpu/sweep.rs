@@ -1,7 +1,7 @@
 //! The cases of the step bench: sizes, in cache or beyond it, and limits on blocks.
 //!
-//! AdamW comes first, because a run may be cut off. This file does not know how much memory there is; the bench reports
-//! a case that does not fit.
+//! AdamW comes first, because a run may be interrupted. This file does not check the size of memory. The bench reports
+//! each case that does not fit.
 
 use std::str::FromStr;
 
@@ -19,7 +19,7 @@ use crate::bench::sizes::GPU_BYTES;
 const BUCKET_SEGMENTS: usize = 50;
 const BUCKET_ELEMENTS: usize = (25 << 20) / 4;
 
-/// Most thread blocks of a step.
+/// The limit on thread blocks of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blocks {
     All,
@@ -30,7 +30,7 @@ pub(super) enum Blocks {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Case {
-    /// Null for the norm, which knows no optimizer.
+    /// Null for a norm, which does not depend on the optimizer.
     pub(super) optimizer: Option<String>,
     pub(super) precision: String,
     #[serde(skip)]
@@ -46,9 +46,9 @@ pub(super) struct Case {
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
-    /// Null: as many as the GPU holds at a time.
+    /// Null: no limit.
     pub(super) max_blocks: Option<u32>,
-    /// Gradients and states are 0.
+    /// Whether gradients and states are 0.
     pub(super) zeros: bool,
 }
 
@@ -78,15 +78,15 @@ impl Blocks {
     }
 }
 
-/// Returns all steps: optimizer by optimizer and precision by precision, sizes ascending, then the bucket of many
-/// segments.
+/// Returns all steps, by optimizer and precision. Within each precision, sizes ascend, and the bucket of many segments
+/// is last.
 pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let mut rules = options.optimizers();
     rules.sort_by_key(|rule| rule.name() != "adamw");
     cases(options, cuda, &rules, Work::Step)
 }
 
-/// Returns all norms in the same order. SGD steps these buckets, because it has no states that take memory.
+/// Returns all norms in the same order. Their buckets are made for SGD, which has no states that take memory.
 pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let rules = cases::Case::all().into_iter().filter(|rule| rule.name() == "sgd");
     cases(options, cuda, &rules.collect::<Vec<_>>(), Work::Norm)
@@ -131,12 +131,12 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
 }
 
 impl Case {
-    /// The name of the optimizer, or of another timed kernel.
+    /// Returns the name of the optimizer, or of another timed kernel.
     pub(super) fn name(&self) -> &str {
         self.optimizer.as_deref().unwrap_or("norm")
     }
 
-    /// Bytes of all arrays that the work touches, without the scales of 8-bit states.
+    /// Returns the bytes of all arrays that the work accesses, without the scales of 8-bit states.
     fn footprint(&self) -> u64 {
         let precision = self.kind.precision();
         let (grad, states) = (precision.grad.bytes(), self.states as u64 * precision.moments.bytes());

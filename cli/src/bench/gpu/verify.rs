@@ -1,8 +1,10 @@
-//! Fills a case's memory, and compares two steps of it with the host device, byte by byte, before it is timed.
+//! Fills the memory of a case. Before the case is timed, this module compares two of its steps with the host device,
+//! byte by byte.
 //!
-//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements. Updates that
-//! depend on the whole parameter are the exception. Up to [`WHOLE`] elements are compared in full. Above that, only the
-//! tiles of [`tiles`] are compared, because a full comparison takes seconds in which the GPU's clocks drop.
+//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements. If an update
+//! depends on the whole parameter, the host computes the whole parameter. Cases of up to [`WHOLE`] elements are
+//! compared in full. In larger cases, only the ranges of [`tiles`] are compared, because a full comparison takes
+//! seconds in which the GPU's clocks drop.
 
 use std::ops::Range;
 
@@ -17,18 +19,19 @@ use crate::bench::precisions::{Kind, storage};
 use crate::bench::sizes::GRAIN;
 
 const STEPS: usize = 2;
-/// The number of elements after which gradients and parameters repeat: whole tiles and whole blocks of 8-bit states.
+/// The number of elements after which gradients and parameters repeat. It is a multiple of a tile and of a block of
+/// 8-bit states.
 const PERIOD: usize = 1 << 20;
-/// Up to this number of elements, all are compared.
+/// Cases of up to this number of elements are compared in full.
 const WHOLE: u64 = 16 << 20;
-/// Tiles that are compared of more elements, each one period long.
+/// The number of ranges that are compared in a larger case. Each range is one period long.
 const TILES: u64 = 16;
 const SEED: u64 = 1;
 
 /// The compared elements, and the first difference.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Compared {
-    /// Elements compared of each memory.
+    /// The number of compared elements of each memory.
     pub(super) elements: u64,
     /// Elements of each memory.
     pub(super) of: u64,
@@ -37,7 +40,7 @@ pub(super) struct Compared {
     pub(super) mismatch: Option<String>,
 }
 
-/// The host's results for one optimizer and precision.
+/// Computes the host's results for one optimizer and precision.
 pub(super) struct Expected {
     rule: cases::Case,
     kind: Kind,
@@ -66,7 +69,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Steps all buckets of a filled launcher twice, as the host does, and compares.
+    /// Steps all buckets of a filled launcher twice, and compares them with the same steps on the host.
     pub(super) fn compare(&self, case: &Case, launcher: &mut GpuLauncher) -> instep::Result<Compared> {
         for _ in 0..STEPS {
             launcher.step_all()?;
@@ -123,7 +126,7 @@ impl Expected {
         Ok(compared)
     }
 
-    /// One parameter of these elements on the host.
+    /// Makes one parameter with these elements on the host.
     fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
         let layout = Layout::builder().param("w", len).build()?;
         let optimizer = self.rule.optimizer()?;
@@ -137,7 +140,7 @@ impl Expected {
     }
 }
 
-/// The first difference of a part of a unit, in any memory.
+/// Returns the first difference in any memory, within a part of a unit.
 fn difference(
     case: &Case,
     launcher: &mut GpuLauncher,
@@ -172,8 +175,8 @@ fn difference(
     Ok(None)
 }
 
-/// The elements to compare: either all of them, or the first tile, the last tile, and one tile at a random place in
-/// each of several equal parts between them.
+/// Returns the ranges to compare: either all elements, or [`TILES`] ranges of one period. The first and the last range
+/// are at the ends. Every other range is at a random place in one of several equal parts between them.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);
