@@ -439,9 +439,9 @@ def same_bits(one, other):
 @pytest.mark.parametrize("source", WORDS, ids=str)
 @pytest.mark.parametrize("target", WORDS, ids=str)
 def test_lists_are_added_and_copied_with_torchs_bits(target, source, threads):
-    tensors = [odd(source, seed) for seed in range(5)] + [torch.ones((), dtype=source), torch.ones(0, dtype=source)]
+    tensors = [odd(source, seed) for seed in range(5)] + [torch.ones(0, dtype=source), torch.ones((), dtype=source)]
     for ours, theirs in ((functional.add_, Tensor.add_), (functional.copy_, Tensor.copy_)):
-        into = [odd(target, 10 + seed) for seed in range(5)] + [torch.ones((), dtype=target), torch.ones(0, dtype=target)]
+        into = [odd(target, 10 + seed) for seed in range(5)] + [torch.ones(0, dtype=target), torch.ones((), dtype=target)]
         expected = [tensor.clone() for tensor in into]
         for tensor, value in zip(expected, tensors):
             theirs(tensor, value)
@@ -510,12 +510,22 @@ LAST_LEVEL = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 @pytest.mark.parametrize("target", WORDS, ids=str)
 def test_copies_that_fit_no_cache_have_torchs_bits_and_leave_what_is_beside_them(target, source):
     cache_bytes = int(LAST_LEVEL.read_text().strip().removesuffix("K")) << 10
-    count = cache_bytes // (target.itemsize + source.itemsize) + 12_345
+    # One that is streamed, and short ones.
+    lengths = [*range(0, 200, 9), cache_bytes // (target.itemsize + source.itemsize) + 12_345, *range(7, 5000, 700)]
     some = odd(source, 0)
-    values = some.repeat(count // len(some) + 1)[:count]
-    expected = torch.zeros(count + 20, dtype=target)
-    expected[3:-17].copy_(values)
+    values = [some.repeat(length // len(some) + 1)[:length] for length in lengths]
+    around = torch.full((sum(lengths) + 3 * len(lengths) + 20,), 7.0, dtype=target)
+
+    def inside(memory):
+        start = 3
+        for length in lengths:
+            yield memory[start : start + length]
+            start += length + 3
+
+    expected = around.clone()
+    for into, value in zip(inside(expected), values):
+        into.copy_(value)
     for threads in (1, 2):
-        memory = torch.zeros(count + 20, dtype=target)
-        functional.copy_([memory[3:-17]], [values], threads=threads)
+        memory = around.clone()
+        functional.copy_(list(inside(memory)), values, threads=threads)
         assert same_bits(memory, expected), threads

@@ -1,6 +1,6 @@
 //! The same training where instep sums too: the stepper owns all tensors, and `cuda::Nccl` reduces each bucket.
 //!
-//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts it. A hand-over is one call, and no event is yours.
+//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts it. A hand-over is one call, and you need no event.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaContext, result};
@@ -17,7 +17,7 @@ pub(crate) fn train(ranks::Own { rank, world_size, device, id }: ranks::Own) -> 
         device: device as u32,
         ..nccl::Options::default()
     };
-    let comm = Nccl::with_id(&options, id.internal().map(|byte| byte as u8))?;
+    let comm = Nccl::with_id(&options, id)?;
 
     let layout =
         (0..BUCKETS).fold(Layout::builder(), |layout, k| layout.param(format!("p{k}"), LENGTH)).build()?;
@@ -32,9 +32,11 @@ pub(crate) fn train(ranks::Own { rank, world_size, device, id }: ranks::Own) -> 
             pass.ptr(id)?; // before you read the parameter
             let gradient = pass.ptr(id.grad())?; // before you write the gradient
             let data = ranks::gradient(rank, step, bucket);
-            // SAFETY: the gradient has as many elements, and the stream is the stepper's. The copy stands for your kernels.
+            // The copy stands for your kernels.
+            // SAFETY: the gradient has as many elements, and the stream is the stepper's. `data` is not page-locked, so
+            // the driver has read it when the call returns.
             unsafe { result::memcpy_htod_async(gradient.0, &data, backward.cu_stream())? };
-            pass.grad_ready(id)?; // all-reduce, record, wait, launch, record
+            pass.grad_ready(id)?; // context, record, wait, all-reduce, record, wait, launch, record
         }
         pass.finish()?;
     }

@@ -1,14 +1,14 @@
-//! Data-parallel training with your own streams and your own all-reduce: backward on one stream, NCCL's sums on another.
+//! Data-parallel training with your streams and your all-reduce: backward on one stream, NCCL's sums on another.
 //!
-//! Each bucket is handed over with the event after its sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU.
-//! With `-- --instep-nccl`, instep's own NCCL sums instead.
+//! Each bucket is handed over with the event after its sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each
+//! with a GPU. With `-- --instep-nccl`, instep's own NCCL sums instead.
 #![allow(unsafe_code)]
 
 mod instep_nccl;
 mod ranks;
 
 use cudarc::driver::{CudaContext, DevicePtr};
-use cudarc::nccl::{Comm, ReduceOp};
+use cudarc::nccl::{Comm, Id, ReduceOp};
 use instep::cuda::Cuda;
 use instep::{AdamW, Borrowed, ForeignBucket, Layout, Stepper, Sums};
 
@@ -17,8 +17,9 @@ const LENGTH: usize = 5000;
 const STEPS: usize = 5;
 
 fn main() -> ranks::Outcome {
-    let Some(own) = ranks::own()? else { return ranks::start() };
-    if std::env::args().any(|argument| argument == "--instep-nccl") {
+    let sums_by_instep = std::env::args().any(|argument| argument == "--instep-nccl");
+    let Some(own) = ranks::own()? else { return ranks::start(sums_by_instep) };
+    if sums_by_instep {
         return instep_nccl::train(own);
     }
     let ranks::Own { rank, world_size, device, id } = own;
@@ -26,7 +27,8 @@ fn main() -> ranks::Outcome {
     // SAFETY: the events below order the streams.
     unsafe { context.disable_event_tracking() };
     let (backward, reduce) = (context.new_stream()?, context.new_stream()?);
-    let nccl = Comm::from_rank(reduce.clone(), rank, world_size, id).map_err(ranks::told)?;
+    let nccl = Comm::from_rank(reduce.clone(), rank, world_size, Id::uninit(id.map(|byte| byte as _)))
+        .map_err(ranks::told)?;
 
     // Yours: parameters, and a flat bucket for the gradient of each. The stepper keeps the optimizer's states.
     let layout =
@@ -52,16 +54,16 @@ fn main() -> ranks::Outcome {
     for step in 0..STEPS {
         let mut pass = stepper.begin()?;
         for (bucket, id) in layout.ids().enumerate() {
-            pass.ptr(id)?; // before you read the parameter; in Normed mode `backward` waits here for its previous step
+            pass.ptr(id)?; // before you read the parameter; with a global clip, `backward` waits here for the step
             pass.ptr(id.grad())?; // before you write the gradient
             backward.memcpy_htod(&ranks::gradient(rank, step, bucket), &mut grads[bucket])?; // stands for your kernels
             reduce.wait(&backward.record_event(None)?)?;
             nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
             let summed = reduce.record_event(None)?;
             // SAFETY: after the sum, which waited for backward's last use of the bucket's gradients and parameters.
-            unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // wait, launch, record
+            unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // instep: wait, launch, record
         }
-        pass.finish()?; // in Eager mode, as here, `backward` waits for all steps
+        pass.finish()?; // the stream `backward` waits for all steps, unless you clip by the global norm
     }
     stepper.close()?;
     let trained: Vec<Vec<f32>> = params.iter().map(|of| backward.clone_dtoh(of)).collect::<Result<_, _>>()?;

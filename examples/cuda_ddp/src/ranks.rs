@@ -7,6 +7,7 @@ use std::process::Command;
 
 use cudarc::nccl::Id;
 use cudarc::nccl::result::NcclError;
+use instep::cuda::nccl::unique_id;
 use instep::{AdamW, Layout, Stepper, Sums};
 
 use crate::{LENGTH, STEPS};
@@ -18,7 +19,8 @@ pub(crate) struct Own {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) device: usize,
-    pub(crate) id: Id,
+    /// NCCL's id, by which the ranks find each other.
+    pub(crate) id: [u8; 128],
 }
 
 fn number(name: &str) -> Option<usize> {
@@ -35,17 +37,20 @@ pub(crate) fn own() -> Outcome<Option<Own>> {
     let byte = |k: usize| u8::from_str_radix(digits.get(2 * k..2 * k + 2)?, 16).ok();
     let mut id = [0; 128];
     for (k, to) in id.iter_mut().enumerate() {
-        *to = byte(k).ok_or("ID has to be 256 hexadecimal digits")? as _;
+        *to = byte(k).ok_or("ID has to be 256 hexadecimal digits")?;
     }
     let device = number("DEVICE").unwrap_or(rank);
-    Ok(Some(Own { rank, world_size: world_size(), device, id: Id::uninit(id) }))
+    Ok(Some(Own { rank, world_size: world_size(), device, id }))
 }
 
-/// Starts every rank as a process. This process makes NCCL's id, by which the ranks find each other, and waits for the
-/// ranks.
-pub(crate) fn start() -> Outcome {
-    let id = Id::new().map_err(told)?;
-    let digits: String = id.internal().iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+/// Starts every rank as a process, and waits for the ranks. This process makes the id, with the NCCL that will sum.
+pub(crate) fn start(sums_by_instep: bool) -> Outcome {
+    let id = if sums_by_instep {
+        unique_id()?
+    } else {
+        Id::new().map_err(told)?.internal().map(|byte| byte as u8)
+    };
+    let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let rank = |rank: usize| {
         let mut command = Command::new(env::current_exe()?);
         command.args(env::args_os().skip(1)).env("RANK", rank.to_string()).env("ID", &digits).spawn()
@@ -60,7 +65,7 @@ pub(crate) fn told(error: NcclError) -> String {
     format!("NCCL: {error:?}")
 }
 
-/// The gradient of a rank's data: eighths, whose sums are exact in any order.
+/// The gradient of a rank's data, in eighths, so that sums are exact in any order.
 pub(crate) fn gradient(rank: usize, step: usize, bucket: usize) -> Vec<f32> {
     (0..LENGTH).map(|k| ((k + 7 * bucket + 31 * step + 101 * rank) % 64) as f32 / 8.0 - 4.0).collect()
 }

@@ -1,6 +1,6 @@
 //! The tensors of a call, read and checked one by one.
 //!
-//! It depends on the reader of tensors, and never writes to a tensor.
+//! This file depends on the reader of tensors, and never writes to a tensor.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -260,7 +260,7 @@ pub(super) unsafe fn read_progress(count: usize, carried: Option<(usize, Word)>)
             Word::F32 => f64::from(with_exposed_provenance_mut::<f32>(at).read_unaligned()),
             _ => with_exposed_provenance_mut::<f64>(at).read_unaligned(),
         });
-        // Most counts fit 32 bits, whose conversion is fast and exact.
+        // Most counts fit into 32 bits, and the conversion of 32 bits is fast and exact.
         let short = count as u32;
         let is_whole =
             short as f32 == count || count >= 0.0 && count <= (1u64 << 62) as f32 && count.fract() == 0.0;
@@ -309,8 +309,8 @@ pub(super) fn refuse_unfit(
     Ok(())
 }
 
-/// Refuses a view whose memory has the other sign (torch's `is_neg`). Only views of one element can arrive here. Other
-/// such views skip the imaginary parts of a complex tensor, so they are not dense.
+/// Refuses a view with values that have the other sign in memory (torch's `is_neg`). Only views of one element can
+/// arrive here. Longer views of this kind skip every second number of a complex tensor, so they are not dense.
 pub(super) fn refuse_negative(
     view: &View<'_>,
     tensor: &Bound<'_, PyAny>,

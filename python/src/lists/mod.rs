@@ -10,7 +10,7 @@ mod plan;
 
 use std::mem;
 use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use instep::bucket_step::Lent;
 use instep::optim::{Descriptor, Value};
@@ -94,6 +94,8 @@ impl Lists {
         let finder = Finder { descriptor, states, reader: Reader::new(tensor, parameter, exchange)? };
         let (get_num_threads, increment_version, openmp) = torch;
         let torch = Torch { get_num_threads, increment_version, openmp };
+        // A child that is forked while another thread reads this would wait for that thread for ever.
+        LazyLock::force(&moved::CACHE_BYTES);
         Ok(Lists { finder, torch, owner: Owner::current(), idle: Mutex::default() })
     }
 
@@ -110,7 +112,7 @@ impl Lists {
         let scaling = scaling(gradient_scale)?;
         let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
         plan.set_counts(&found, self.finder.descriptor)?;
-        // A plan that has failed is dropped, for nothing says how far it went.
+        // A plan that has failed is dropped, because nothing says how far the step went.
         py.detach(|| plan.run(&found, scaling, false)).map_err(raised)?;
         self.tell_autograd(&lists, &found)?;
         self.keep(plan, found);
@@ -197,7 +199,8 @@ impl Lists {
         }
         let count = lists[0].len();
         let mut moves = Vec::with_capacity(count);
-        // Each list by itself, for its tensors often lie in its order, which the sort then keeps.
+        // The spans of each list are stored together. The tensors of a list often lie in memory in the order of the
+        // list, and then the sort has nothing to move.
         let mut spans = vec![(0, 0, 0); 2 * count];
         for k in 0..count {
             let (into, tensor) = (lists[0].get_item(k)?, lists[1].get_item(k)?);
@@ -276,13 +279,14 @@ impl Prepared {
             hyper[0] = lr;
             plan.set_hyper(self.descriptor, hyper)?;
         }
-        // SAFETY: f32 numbers in memory that the storages keep, as this object's contract has it.
+        // SAFETY: the counts are f32 numbers in memory that the storages keep alive, by the contract of this object.
         if !unsafe { plan.knows_counts(found) } {
             let Found { addresses, formats, progress, .. } = &mut *found;
             for (k, progress) in progress.iter_mut().enumerate() {
                 let carried =
                     addresses[CARRIED].0.get(k).map(|at| (at.expose_provenance(), formats[k].carried));
-                // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
+                // SAFETY: these are numbers of these types in memory that the storages keep alive, by the contract of
+                // this object.
                 let read = unsafe { read_progress(addresses[COUNTS].0[k].expose_provenance(), carried) };
                 *progress = read.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
             }
@@ -297,7 +301,7 @@ impl Prepared {
 
 impl Lists {
     /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the
-    /// tensors.
+    /// tensors alive.
     fn plan<'py>(
         &self,
         py: Python<'py>,

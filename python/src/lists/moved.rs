@@ -1,8 +1,8 @@
 //! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
 //!
-//! A sum is of float32 and is rounded once, to the nearest even, when it is stored. No tensor is written before all
-//! have been checked. Copies that fit no cache are stored past it, so that their memory is not read first
-//! (Intel's optimization manual, "Non-temporal stores").
+//! A sum is computed in float32 and rounded once, to the nearest even, when it is stored. No tensor is written before
+//! all have been checked. If the tensors do not fit in the last-level cache, a copy bypasses the caches, so that the
+//! memory that it writes is not read first (Intel's optimization manual, "Non-temporal stores").
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -19,28 +19,36 @@ use crate::tensors::Word;
 const CHUNK: usize = 1 << 15;
 /// The smallest number of elements for which a second thread saves time.
 pub(super) const LEAST_SHARED: usize = 1 << 17;
-/// The smallest mean length of a tensor for which it does: shorter ones take longer to read from Python than to copy.
+/// The smallest mean length of the tensors for which a second thread saves time. Shorter tensors take longer to read
+/// from Python than to copy.
 pub(super) const LEAST_MEAN: usize = 256;
-/// The smallest number of elements for which the GIL is released. Fewer take less time than to release it.
+/// The smallest number of elements for which the GIL is released. The work on fewer elements takes less time than the
+/// release.
 pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
 /// Elements of a block, in which loops are unrolled.
 const BLOCK: usize = 64;
 /// How far ahead of its loads a loop prefetches.
+#[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 2048;
 
-/// The bytes of the last-level cache, as Linux tells them. No copy is stored past a cache of unknown size.
-static CACHE_BYTES: LazyLock<Option<usize>> = LazyLock::new(|| {
+/// The smallest number of elements of a run that is copied past the caches.
+#[cfg(target_arch = "x86_64")]
+const LEAST_STREAMED: usize = 1 << 11;
+
+/// The bytes of the last-level cache that the first processor uses, as Linux gives them.
+pub(super) static CACHE_BYTES: LazyLock<Option<usize>> = LazyLock::new(|| {
     let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
-    Some(text.trim().strip_suffix('K')?.parse::<usize>().ok()? << 10)
+    let bytes = text.trim().strip_suffix('K')?.parse::<usize>().ok()? << 10;
+    Some(bytes).filter(|bytes| *bytes > 0)
 });
 
 /// What happens to each element.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Work {
+enum Work {
     Add,
     Copy,
-    /// A copy whose stores pass the caches.
+    /// A copy with stores that bypass the caches.
     Stream,
 }
 
@@ -57,7 +65,7 @@ impl Move {
     }
 }
 
-/// A run of elements of one tensor.
+/// Consecutive elements of one tensor.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     of: &'a Move,
@@ -71,12 +79,7 @@ struct Run<'a> {
 /// The addresses belong to `len` initialised elements of float32 or bfloat16, and are aligned to them. No other memory
 /// that is read or written here overlaps the written elements.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
-    let fits = |cache: usize| moves.iter().map(Move::bytes).sum::<usize>() <= cache;
-    let work = match (adds, *CACHE_BYTES) {
-        (true, _) => Work::Add,
-        (false, Some(cache)) if !fits(cache) => Work::Stream,
-        (false, _) => Work::Copy,
-    };
+    let work = if adds { Work::Add } else { kind_of_copy(moves) };
     let mut elements = 0;
     let ends: Vec<usize> = moves
         .iter()
@@ -85,14 +88,21 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
             elements
         })
         .collect();
-    // Some elements of all, which may be those of many tensors.
+    // Works on the elements from `first` to `last` of all tensors together. They may belong to several tensors.
     let each = |mut first: usize, last: usize| {
         let at = ends.partition_point(|end| *end <= first);
-        for (of, end) in moves[at..].iter().zip(&ends[at..]).take_while(|(of, end)| **end - of.len < last) {
+        let these = moves[at..].iter().zip(&ends[at..]).take_while(|(of, end)| **end - of.len < last);
+        for (of, end) in these.filter(|(of, _)| of.len > 0) {
             let run = Run { of, start: first - (end - of.len), len: last.min(*end) - first };
-            // SAFETY: the caller's promise; each element is one thread's.
+            // SAFETY: guaranteed by the caller. Only one thread works on each element.
             unsafe { run.on_this_processor(work) };
             first = *end;
+        }
+        // Other threads may read the elements once this call has ended.
+        #[cfg(target_arch = "x86_64")]
+        if work == Work::Stream {
+            // SAFETY: every x86-64 processor has the instruction.
+            unsafe { std::arch::x86_64::_mm_sfence() };
         }
     };
     if threads == 1 || elements < LEAST_SHARED {
@@ -122,6 +132,23 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+/// Returns how tensors are copied. Stores bypass the caches if the last level is known and smaller than the tensors.
+fn kind_of_copy(moves: &[Move]) -> Work {
+    let bytes = moves.iter().map(Move::bytes).sum();
+    let is_small = |cache_bytes: usize| cache_bytes < bytes;
+    if has_avx2() && CACHE_BYTES.is_some_and(is_small) { Work::Stream } else { Work::Copy }
+}
+
 impl Run<'_> {
     #[cfg(target_arch = "x86_64")]
     unsafe fn on_this_processor(self, work: Work) {
@@ -131,7 +158,7 @@ impl Run<'_> {
             unsafe { run.each(work) }
         }
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { if is_x86_feature_detected!("avx2") { wide(self, work) } else { self.each(work) } }
+        unsafe { if has_avx2() { wide(self, work) } else { self.each(work) } }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -198,7 +225,8 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             match work {
-                Work::Stream => self.stream(made),
+                #[cfg(target_arch = "x86_64")]
+                Work::Stream if self.len >= LEAST_STREAMED => self.stream(made),
                 // The C library's copy is the fastest of its kind.
                 _ if self.of.into.1 == self.of.from.1 => {
                     let (into, from) = self.slices::<T, T>();
@@ -209,7 +237,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies the run past the caches.
+    /// Copies the run with stores that bypass the caches. The caller makes them visible to other threads.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn stream<T: Copy + Default, U>(self, made: impl Fn(&mut [T], &[U])) {
         // SAFETY: the caller's promise.
@@ -222,41 +251,36 @@ impl Run<'_> {
             prefetch(from);
             let mut block = Line([T::default(); BLOCK]);
             made(&mut block.0, from);
-            // SAFETY: both are a whole number of lines of 64 bytes and begin with one.
-            unsafe { store_past_caches(&block.0, into) };
+            // SAFETY: both have BLOCK elements and begin with a cache line. Only processors with AVX2 stream.
+            unsafe { store_past_caches(&block, into) };
         }
         made(into.into_remainder(), from.remainder());
-        // SAFETY: every x86-64 processor has the instruction. Other threads may read the run once this call has ended.
-        #[cfg(target_arch = "x86_64")]
-        unsafe {
-            std::arch::x86_64::_mm_sfence();
-        }
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
 /// A block that begins with a cache line.
+#[cfg(target_arch = "x86_64")]
 #[repr(align(64))]
 struct Line<T>([T; BLOCK]);
 
 /// Stores a block without reading its memory into a cache first.
 ///
 /// # Safety
-/// Both slices have the same length, which is a multiple of 32 bytes. `into` is aligned to 32 bytes.
+/// `into` has BLOCK elements of 2 or 4 bytes and is aligned to 32 bytes. The processor has AVX.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn store_past_caches<T: Copy>(block: &[T], into: &mut [T]) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..size_of_val(block)).step_by(16) {
-        use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
+unsafe fn store_past_caches<T>(block: &Line<T>, into: &mut [T]) {
+    use std::arch::x86_64::{_mm256_load_si256, _mm256_stream_si256};
+    for at in (0..size_of_val(&block.0)).step_by(32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let values = _mm_loadu_si128(block.as_ptr().byte_add(at).cast());
-            _mm_stream_si128(into.as_mut_ptr().byte_add(at).cast(), values);
+            let values = _mm256_load_si256(block.0.as_ptr().byte_add(at).cast());
+            _mm256_stream_si256(into.as_mut_ptr().byte_add(at).cast(), values);
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    into.copy_from_slice(block);
 }
 
 /// Returns a function that makes each element of a block from its own value and the other tensor's value.
@@ -267,6 +291,7 @@ fn each<T: Copy, U: Copy>(made: impl Fn(T, U) -> T) -> impl Fn(&mut [T], &[U]) {
 
 /// Asks for the memory some blocks after this one. Past the end of a tensor it does nothing.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn prefetch<T>(block: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..size_of_val(block)).step_by(64) {
@@ -276,7 +301,7 @@ fn prefetch<T>(block: &[T]) {
     }
 }
 
-/// The bits of infinity. Those of each NaN are larger, without the sign.
+/// The bits of infinity. Without the sign bit, the bits of every NaN are larger.
 const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
 
 #[inline(always)]

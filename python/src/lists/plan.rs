@@ -1,6 +1,6 @@
 //! Launches for lists of certain lengths and formats.
 //!
-//! It depends on the library's bucket step. Addresses come with each call.
+//! This file depends on the library's bucket step. Addresses come with each call.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -40,8 +40,8 @@ pub(super) struct Plan {
     pub(super) parts: Vec<Part>,
     /// One element for each list of each empty parameter, because the updates of an empty parameter are counted too.
     pub(super) spare: Vec<u64>,
-    /// Start, end and number of each run of memory, as sorted in the last call. The runs of the next call are nearly in
-    /// this order.
+    /// Start, end and number of each tensor's memory, in the order of the last call's sort. In the next call they are
+    /// nearly sorted in this order.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Plan {
 pub(super) struct Part {
     pub(super) step: BucketStep,
     pub(super) ids: Vec<ParamId>,
-    /// Their places in the lists.
+    /// The places of these parameters in the lists.
     pub(super) members: Vec<usize>,
     pub(super) format: Format,
     /// Whether the optimizer carries a number beside each count.
@@ -111,7 +111,7 @@ impl Plan {
 
     pub(super) fn set_hyper(&mut self, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<()> {
         match hyper[0] {
-            // A schedule changes the rate alone.
+            // A schedule changes only the learning rate.
             Value::Number(lr) if hyper[1..] == self.hyper[1..] => {
                 self.parts
                     .iter_mut()
@@ -247,8 +247,8 @@ impl Plan {
 
 impl Part {
     fn run(&mut self, addresses: &[Addresses], scaling: Scaling, again: bool) -> instep::Result<()> {
-        // SAFETY: addresses of dense tensors of these types and lengths that do not overlap, as checked. The lists of the call,
-        // or the storages of a prepared one, keep them alive.
+        // SAFETY: addresses of dense tensors of these types and lengths that do not overlap, as checked. The lists of
+        // the call, or the storages of a prepared one, keep them alive.
         unsafe {
             let each = |list: usize| Lent::at_each(&addresses[list].0);
             let states = (STATES..addresses.len()).filter(|list| !addresses[*list].0.is_empty());
