@@ -76,7 +76,8 @@ fn an_eighth_at_a_time(sent_bytes: Arc<AtomicU64>) -> impl FnMut(&mut GradBucket
     }
 }
 
-/// Trains all ranks in one way. Returns their mean loss, after checking that they agree in every bit.
+/// Trains all ranks with one of the four ways to send gradients. Checks that the ranks agree in every bit, and returns
+/// their mean loss.
 fn fit(way: impl Fn(InProcess) -> Result<(f32, Vec<u32>)> + Sync) -> Result<f32> {
     let ranks = in_process(RANKS, way)?;
     assert!(ranks.iter().all(|(_, bits)| *bits == ranks[0].1), "every rank holds the same bits");

@@ -46,7 +46,7 @@ fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The largest power of two whose reciprocal is exact. Errors of 4 and more overflow f32 when multiplied by it.
+    // The largest power of two with an exact reciprocal. Errors of 4 and more overflow f32 when multiplied by it.
     let scaler =
         LossScaler { initial_scale: 2f64.powi(126), backoff_factor: 2f64.powi(-2), ..Default::default() };
     let (scaled, skipped) = train(Some(scaler))?;

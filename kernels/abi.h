@@ -39,7 +39,7 @@ enum InstepOptimizer {
 /* The formats of stored elements. Element arithmetic is f32 throughout. */
 enum InstepDtype { INSTEP_DTYPE_F32 = 0, INSTEP_DTYPE_BF16 = 1, INSTEP_DTYPE_F16 = 2 };
 
-/* The kinds of master weights of a 16-bit parameter. They have the offsets of the states; see remainder.h. */
+/* The kinds of master weights of a 16-bit parameter. Masters have the offsets of the states; see remainder.h. */
 enum InstepMaster {
     INSTEP_MASTER_NONE = 0,
     INSTEP_MASTER_F32 = 1,
@@ -284,7 +284,7 @@ typedef struct InstepStepArgs {
     uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
-    uint32_t bucket; /* of the buckets with tiles in the same table, the lowest number */
+    uint32_t bucket; /* lowest number of the buckets with tiles in the same table */
     uint32_t param_dtype;
     uint32_t grad_dtype;
     uint32_t copy_dtype;
@@ -391,7 +391,7 @@ typedef struct InstepKernels {
     /* Sums elements [first, last) of every rank's buffer, of `dtype`, in rank order. It adds them as f32 and rounds
      * once to the nearest. The sum goes to `to`. If `to` is null, it goes into every rank's buffer. */
     void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last, void* to);
-    /* `narrow` writes from * factor, rounded to a 16-bit dtype. `widen` converts a 16-bit dtype and multiplies. */
+    /* `narrow` writes `from` times `factor`, rounded to a 16-bit dtype. `widen` converts `from` and multiplies it. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
     void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);
     /* `decode` reads stored values as f32. `encode` stores f32 values, rounded to the nearest. Encoding decoded values

@@ -187,7 +187,7 @@ impl Adam {
 impl Adagrad {
     fn step(&self, x: &mut Scalar, gradient: f64) {
         let g = (if self.maximize { -gradient } else { gradient }) + self.weight_decay * x.param;
-        // torch makes the sum with the optimizer, instep with the first update.
+        // torch sets the sum's initial value when it makes the optimizer, instep in the first update.
         let sum = if x.steps == 1 { self.initial_accumulator_value } else { x.states[0] } + g * g;
         x.states[0] = sum;
         let rate = self.lr / (1.0 + f64::from(x.steps - 1) * self.lr_decay);

@@ -102,13 +102,13 @@ pub trait Executor {
     /// Returns the address of a span's first byte in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
 
-    /// Returns the size of each memory in bytes.
+    /// Returns the size in bytes of each [`Memory`].
     fn sizes(&self) -> Vec<(Memory, u64)>;
 
     /// Replaces the settings, which the next Begin reads.
     fn write_settings(&mut self, settings: &Settings, claimed: Claimed);
 
-    /// Sets the progress of a record.
+    /// Sets how many updates a record counts, and the number that its optimizer carries.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].

@@ -13,7 +13,8 @@ use std::time::Duration;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate. *Refused* means that nothing was changed. (If the refused call takes the pass or the stepper
-/// by value, the pass or the stepper still ends.) *Poisons* means that the stepper and its group have failed for good.
+/// by value, the pass or the stepper still ends.) *Poisons* means that the stepper and its group of ranks have failed
+/// for good.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -129,7 +130,8 @@ pub enum Error {
     LeftPass {
         /// The rank that is ahead.
         rank: u32,
-        /// The pass that the rank left. The rank abandoned or dropped the pass, or its hook made fewer all-reduces.
+        /// The pass that the rank left. The rank abandoned or dropped the pass, or its hook made fewer all-reduces than
+        /// the hooks of other ranks.
         pass: u64,
         /// A rank that is still in that pass.
         other_rank: u32,
@@ -282,8 +284,7 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent an invalid `thing`. A rank of this version never
-    /// sends it.
+    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent a `thing` which no rank of this version sends.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }
@@ -299,9 +300,9 @@ impl Error {
     }
 }
 
-/// Checks a table of refused options. Each row has an option, its value, and the condition that refuses it. A row ends
-/// with the error's two parts: what is wrong and what to do. The first row with a true condition returns its
-/// [`Config`](Error::Config).
+/// Checks a table of refused options. Each row has an option, its value, and the condition under which the value is
+/// refused. A row ends with the error's two parts: what is wrong and what to do. The first row with a true condition
+/// returns its [`Config`](Error::Config).
 macro_rules! refuse {
     ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {
@@ -315,7 +316,7 @@ pub(crate) use refuse;
 /// exchange a mismatch only as text.
 fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     let gathers = |call: &str| call.starts_with("all-gather, ");
-    // The all-gathers of passes and of `unshard` name a bucket.
+    // The texts of all-gathers in passes and in `unshard` name a bucket.
     let is_of_tensors = |call: &str| gathers(call) && !call.contains(", bucket ");
     match (is_of_tensors(ours), is_of_tensors(theirs)) {
         (true, true) => return "gather, fill, save and load the same tensors in the same order on all ranks",
@@ -340,7 +341,7 @@ fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "unknown ranks".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
-/// The most names that an error lists.
+/// The largest number of names that an error lists.
 const LISTED: usize = 8;
 
 /// Lists the names that are accepted instead of `given`. If there are more than `LISTED` names, it lists those most

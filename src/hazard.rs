@@ -1,9 +1,9 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of ops on each stream, plus the order from each Record to its Waits. Vector clocks
-//! compute it. Accesses are byte ranges, so disjoint views of one arena do not conflict. The checker does not assume an
-//! order among collectives that may share one launch. The trainer's own reads and writes are part of the list. The
-//! checker trusts the caller's event after a sum, but only for the bytes of the summed bucket. The checker is
+//! compute happens-before. Accesses are byte ranges, so disjoint views of one arena do not conflict. The checker does
+//! not assume an order among collectives that may share one launch. The trainer's own reads and writes are part of the
+//! list. The checker trusts the caller's event after a sum, but only for the bytes of the summed bucket. The checker is
 //! independent of modes and accepts any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of
 //! by range.
 
@@ -108,7 +108,7 @@ pub struct Checker<'plan> {
     plan: &'plan Plan,
     states: usize,
     entries: usize,
-    /// The latest entry if it is an op, and the first entry that may share a launch with this op.
+    /// The latest entry, if it is an op. `together` is the first entry that may share a launch with this op.
     latest: Option<Op>,
     together: usize,
     left_alone: Frozen,

@@ -6,8 +6,8 @@
 //! handed over, a [`Collective`] sums them over the ranks. One kernel launch then steps the bucket ([`Lamb`] takes two
 //! launches). The rest of backward runs at the same time.
 //!
-//! docs/rust.md has a program that steps borrowed memory. In the following program, instep owns the memory and makes
-//! the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
+//! docs/rust.md has a program that steps parameters in borrowed memory. In the following program, instep owns the
+//! memory and makes the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
 //!
 //! ```
 //! use instep::{AdamW, Layout, Stepper, in_process};
@@ -40,7 +40,7 @@
 //!
 //! # Modes
 //!
-//! All [modes](Mode) give the same bits if nothing is clipped or skipped.
+//! If nothing is clipped or skipped, training gives bit-identical parameters and states in all [modes](Mode).
 //!
 //! | [`Mode`] | steps a bucket | can clip by the global norm of this pass |
 //! |---|---|---|
@@ -54,7 +54,7 @@
 //! |---|---|
 //! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
 //! | start no threads | [`StepperBuilder::inline`] with [`threads(1)`](StepperBuilder::threads) |
-//! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
+//! | step on parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | set different hyperparameters for some parameters | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | set the element types of a group or of single parameters | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
 //! | choose the optimizer of a group or of single parameters | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
@@ -76,7 +76,7 @@
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits or states in 8 bits, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | keep a moving average of parameters, or a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
-//! | keep states and steps in the host's memory (offload) | [`StepperBuilder::offload`] |
+//! | keep states in the host's memory, and step there (offload) | [`StepperBuilder::offload`] |
 //! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
@@ -96,7 +96,7 @@
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read`], [`Stepper::write`] |
 //! | predict memory, schedule and times for any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
-//! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
+//! | record the ops that ran, and check the recording for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
 //! Every trainer uses the items at the crate's root, and on a GPU also [`cuda`]. The table says which tasks need
 //! [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other modules are for
@@ -112,7 +112,7 @@
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
 //! | `INSTEP_THREADS` | the number of kernel threads of a stepper, and of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | how many microseconds kernel threads stay awake after a step, 200 by default |
-//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`. If unset, and if tensors take 32 MiB or more, each launch measures both and chooses one |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`. If unset, and if tensors take 32 MiB or more, each launch measures both settings and chooses one |
 //! | `INSTEP_DEADLINE_MS` | how many milliseconds a rank waits for other ranks, 60,000 by default |
 //! | `INSTEP_ID_FILE` | the file through which the ranks of [`cuda::Nccl::from_environment`] share NCCL's id |
 //!

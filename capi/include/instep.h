@@ -220,7 +220,7 @@ typedef struct {
   const uint32_t *params;
   // The offset of each gradient in the bucket, in elements.
   const size_t *offsets;
-  // The number of params.
+  // The number of parameters in `params`.
   size_t param_count;
 } instep_bucket;
 
@@ -251,7 +251,8 @@ typedef struct {
   double value;
 } instep_hyper;
 
-// An optimizer and its hyperparameters. It is read only during the call, and the caller owns it.
+// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call
+// returns, and never frees them.
 typedef struct {
   // sizeof(instep_optimizer).
   size_t size;
@@ -259,7 +260,7 @@ typedef struct {
   const char *name;
   // The given hyperparameters. All others have their defaults.
   const instep_hyper *hypers;
-  // The number of hypers.
+  // The number of hyperparameters in `hypers`.
   size_t hyper_count;
 } instep_optimizer;
 
@@ -318,8 +319,8 @@ typedef struct {
   uint32_t reserved;
 } instep_cuda;
 
-// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the
-// call.
+// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. The library reads these options, and
+// the structs, lists and texts in them, only until the call returns, and never frees them.
 typedef struct {
   // sizeof(instep_bucket_step_options).
   size_t size;
@@ -333,11 +334,11 @@ typedef struct {
   size_t group_count;
   // The parameters of the bucket. Null: all parameters of the layout in order, without gaps.
   const uint32_t *params;
-  // The offset of each of params in the bucket, in elements.
+  // The offset in the bucket of each parameter in `params`, in elements.
   const size_t *offsets;
-  // The number of params.
+  // The number of parameters in `params`.
   size_t param_count;
-  // The number of elements of the bucket, gaps included. It is read only if there are params.
+  // The number of elements of the bucket, gaps included. Without `params` this number is ignored.
   size_t elements;
   // Element types. Null: f32.
   const instep_precision *precision;
@@ -354,26 +355,28 @@ typedef struct {
   uint32_t reserved;
   // The GPU. Null: the CPU.
   const instep_cuda *cuda;
-  // The number of elements of a row, for each of params. It is given for a shard of rows of a larger parameter. 0:
-  // the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of
-  // 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
-  // starts at a multiple of 256 elements.
+  // For each parameter in `params`, the number of elements of a row if the parameter is a shard: some rows of a
+  // larger parameter. 0: the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding
+  // and the blocks of 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters,
+  // copies and averages starts at a multiple of 256 elements.
   const uint64_t *row_elements;
-  // The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
-  // if row_elements is given.
+  // For each shard, the index of its first element. The index counts the elements of all full parameters, one
+  // parameter after the other. Without `row_elements` this list is ignored.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
-// Where one kind of tensor lies: in one run with the bucket's offsets, or in one run per parameter. All zeros: there
-// is no such tensor.
+// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. All
+// zeros: there is no such tensor.
 typedef struct {
-  // The first element of the run. Null if each parameter has its own run.
+  // The first element of the range. Null if each parameter has its own range.
   void *address;
-  // The first element of each parameter, in the order of the bucket. Null if there is one run. On a GPU, only
-  // parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
-  // in this call. The parameter's tensors and step count then do not change, and norms leave the parameter out.
+  // The first element of each parameter, in the order of the bucket. Null if there is one range. On a GPU, only
+  // parameters and gradients may have a range per parameter. If a gradient's address is null, its parameter has no
+  // gradient in this call. The parameter's tensors and step count then do not change, and norms leave the parameter
+  // out.
   void *const *addresses;
-  // The number of elements of the run, or of addresses. The library compares it with the bucket's number.
+  // The number of elements of the range, or the length of `addresses`. The library compares it with the bucket's
+  // number of elements or of parameters.
   size_t count;
 } instep_tensor;
 
@@ -536,7 +539,7 @@ typedef struct {
   uint8_t key[32];
 } instep_call;
 
-// One rank's end of the caller's collective. The struct is copied, and `data` is passed to each function.
+// One rank's part in the caller's collective. The struct is copied, and `data` is passed to each function.
 //
 // A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
 // it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
@@ -545,7 +548,7 @@ typedef struct {
   // sizeof(instep_collective).
   size_t size;
   // The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
-  // created, it is not used.
+  // created, the data is not used.
   void *data;
   // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
   // called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
@@ -553,22 +556,24 @@ typedef struct {
   // rank makes the same calls in the same order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
   // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
-  // the call. It is called on any thread, also during `enqueue`. It may be null if there is only one rank.
+  // the call. The library may call this function on any thread, also during `enqueue`. The function may be null if
+  // there is only one rank.
   void (*abort)(void *data, const char *cause);
   // Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
   void (*release)(void *data);
-  // 1: sums bf16 too.
+  // 1: the collective sums bf16 too.
   uint32_t sums_bf16;
-  // 1: sums f16 too.
+  // 1: the collective sums f16 too.
   uint32_t sums_f16;
-  // 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
+  // 1: the collective reaches the memory of GPUs. 0: it reaches the CPU's memory.
   uint32_t reaches_gpus;
   // Zero. Anything else is refused.
   uint32_t reserved;
 } instep_collective;
 
-// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The structs are read only during the
-// call. The memory, the collective's data and the stream are used until the stepper is freed.
+// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The library reads these options, and the
+// structs, lists and texts in them, only until the call returns, and never frees them. It uses the tensors, the
+// collective's data and the stream until the stepper is freed.
 typedef struct {
   // sizeof(instep_stepper_options).
   size_t size;
@@ -703,16 +708,16 @@ extern "C" {
 #endif // __cplusplus
 
 // Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
-// copies a parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
+// copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the parameter.
 //
 // Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 // parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
 // Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
-// Only steps write copies. `count` is the parameter's number of elements. Every rank must write the same parameters.
-// The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not broadcast: write
-// them on every rank, and call instep_stepper_set_progress.
+// Only steps write copies. `count` is the number of elements of the parameter. Every rank must write the same
+// parameters. The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not
+// broadcast: write them on every rank, and call instep_stepper_set_progress.
 //
 // Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
 // it waits for all steps.
@@ -720,7 +725,7 @@ instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id ten
 
 // Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
 // address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
-// The memory still has the last pass's values until the caller writes it.
+// Until the caller writes the gradient, its memory still has the last pass's values.
 //
 // In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 // valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
@@ -737,8 +742,8 @@ instep_status instep_stepper_address(instep_stepper *stepper,
 
 // Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
 // keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
-// null. States and counts stay with their parameters. The caller must have copied each parameter's values to its new
-// address.
+// null. States and step counts stay with their parameters. The caller must have copied each parameter's values to its
+// new address.
 //
 // Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
 // does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old
@@ -795,15 +800,15 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
 // Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
 instep_status instep_bucket_step_step_again(instep_bucket_step *step, const instep_scaling *scaling);
 
-// Sets the learning rate of a group from the next step on. Null is the group "default". All other hyperparameters stay
-// as they are. Use it for schedules.
+// Sets the learning rate of a group from the next step on. If `group` is null, this is the group "default". All other
+// hyperparameters stay as they are. Use it for schedules.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next step on. Null is the group "default". If one is refused,
-// none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same states as the
-// hyperparameters at creation.
+// Sets the given hyperparameters of a group from the next step on. If `group` is null, this is the group "default". If
+// one is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same
+// states as the hyperparameters at creation.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
@@ -811,17 +816,18 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            const instep_hyper *hypers,
                                            size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next step on. Null is the group "default". Those that
-// you leave out get their defaults, even if they were set before. To change only some, call instep_bucket_step_set_lr
-// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
+// Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
+// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
+// instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts and
+// states stay.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
                                                const char *group,
                                                const instep_optimizer *optimizer);
 
-// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
-// be null.
+// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
+// may be null.
 //
 // Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
@@ -911,8 +917,9 @@ instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 // Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
 // refused, because the norm decides the clip.
 //
-// Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
-// runs after the norm's last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
+// Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
+// call. It runs after the work of the previous call on this norm, on any stream. The conditions for `stream` are those
+// of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
 // Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
@@ -933,9 +940,9 @@ instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision)
 // it.
 instep_status instep_norm_free(instep_norm *norm);
 
-// Writes the name of the optimizer's state number `index` to `*out_name`. The names are those of torch.optim. If
-// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
-// states in this order, and checkpoints use these names.
+// Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
+// those of torch.optim. If there is no state with this index, null is written. The text lives as long as the process.
+// A bucket step takes states in this order, and checkpoints use these names.
 //
 // Any thread may call it.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
@@ -957,7 +964,7 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
 // Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
 // pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-// Addresses of the parameter and of its gradient are then invalid.
+// After the hand-over, addresses of the parameter and of its gradient are invalid.
 //
 // Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
 // run after the work that is on compute_stream at the time of the call.
@@ -1003,14 +1010,14 @@ instep_status instep_stepper_finish(instep_stepper *stepper);
 // pass after the same bucket.
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
-// Sets the learning rate of a group from the next pass on. Null is the group "default". All other hyperparameters stay
-// as they are. All ranks set the same value. Use it for schedules.
+// Sets the learning rate of a group from the next pass on. If `group` is null, this is the group "default". All other
+// hyperparameters stay as they are. All ranks set the same value. Use it for schedules.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next pass on. Null is the group "default". If one is refused,
-// none is set. Other hyperparameters stay as they are. All ranks set the same values.
+// Sets the given hyperparameters of a group from the next pass on. If `group` is null, this is the group "default". If
+// one is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_hyper(instep_stepper *stepper,
@@ -1018,9 +1025,9 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        const instep_hyper *hypers,
                                        size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next pass on. Null is the group "default". Those that
-// you leave out get their defaults, even if they were set before. To change only some, call instep_stepper_set_lr or
-// _set_hyper. The optimizer must have the same name. All ranks set the same values.
+// Replaces all hyperparameters of a group's optimizer from the next pass on. If `group` is null, this is the group
+// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
+// instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
@@ -1032,8 +1039,8 @@ instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *
 // parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
-// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
-// be null.
+// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
+// may be null.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
@@ -1051,10 +1058,11 @@ instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t para
 // after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads the norm of the last pass's gradients that applies to a group, and whether it is known. Null is the group
-// "default". If the group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all
-// groups that are not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
-// instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
+// Reads the norm of the last pass's gradients over all groups that are clipped together with `group`, and whether this
+// norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
+// norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
+// Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
+// is not known, and after instep_stepper_rebuild_buckets until the next pass.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,

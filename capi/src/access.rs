@@ -30,7 +30,7 @@ pub struct instep_tensor_id {
 }
 
 /// Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
-/// copies a parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
+/// copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the parameter.
 ///
 /// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 /// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
@@ -53,9 +53,9 @@ pub unsafe extern "C" fn instep_stepper_read(
 }
 
 /// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
-/// Only steps write copies. `count` is the parameter's number of elements. Every rank must write the same parameters.
-/// The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not broadcast: write
-/// them on every rank, and call instep_stepper_set_progress.
+/// Only steps write copies. `count` is the number of elements of the parameter. Every rank must write the same
+/// parameters. The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not
+/// broadcast: write them on every rank, and call instep_stepper_set_progress.
 ///
 /// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
 /// it waits for all steps.
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn instep_stepper_write(
 
 /// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
 /// address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
-/// The memory still has the last pass's values until the caller writes it.
+/// Until the caller writes the gradient, its memory still has the last pass's values.
 ///
 /// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 /// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
@@ -127,8 +127,8 @@ pub unsafe extern "C" fn instep_stepper_address(
 
 /// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
 /// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
-/// null. States and counts stay with their parameters. The caller must have copied each parameter's values to its new
-/// address.
+/// null. States and step counts stay with their parameters. The caller must have copied each parameter's values to its
+/// new address.
 ///
 /// Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
 /// does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old

@@ -16,8 +16,8 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, INSTEP_CONFIG, Result};
 
-/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the
-/// call.
+/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. The library reads these options, and
+/// the structs, lists and texts in them, only until the call returns, and never frees them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_bucket_step_options {
@@ -33,11 +33,11 @@ pub struct instep_bucket_step_options {
     pub group_count: usize,
     /// The parameters of the bucket. Null: all parameters of the layout in order, without gaps.
     pub params: *const u32,
-    /// The offset of each of params in the bucket, in elements.
+    /// The offset in the bucket of each parameter in `params`, in elements.
     pub offsets: *const usize,
-    /// The number of params.
+    /// The number of parameters in `params`.
     pub param_count: usize,
-    /// The number of elements of the bucket, gaps included. It is read only if there are params.
+    /// The number of elements of the bucket, gaps included. Without `params` this number is ignored.
     pub elements: usize,
     /// Element types. Null: f32.
     pub precision: *const instep_precision,
@@ -54,13 +54,13 @@ pub struct instep_bucket_step_options {
     pub reserved: u32,
     /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
-    /// The number of elements of a row, for each of params. It is given for a shard of rows of a larger parameter. 0:
-    /// the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of
-    /// 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
-    /// starts at a multiple of 256 elements.
+    /// For each parameter in `params`, the number of elements of a row if the parameter is a shard: some rows of a
+    /// larger parameter. 0: the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding
+    /// and the blocks of 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters,
+    /// copies and averages starts at a multiple of 256 elements.
     pub row_elements: *const u64,
-    /// The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
-    /// if row_elements is given.
+    /// For each shard, the index of its first element. The index counts the elements of all full parameters, one
+    /// parameter after the other. Without `row_elements` this list is ignored.
     pub first_elements: *const u64,
 }
 

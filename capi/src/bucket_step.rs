@@ -125,8 +125,8 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
     })
 }
 
-/// Sets the learning rate of a group from the next step on. Null is the group "default". All other hyperparameters stay
-/// as they are. Use it for schedules.
+/// Sets the learning rate of a group from the next step on. If `group` is null, this is the group "default". All other
+/// hyperparameters stay as they are. Use it for schedules.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -142,9 +142,9 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next step on. Null is the group "default". If one is refused,
-/// none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same states as the
-/// hyperparameters at creation.
+/// Sets the given hyperparameters of a group from the next step on. If `group` is null, this is the group "default". If
+/// one is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same
+/// states as the hyperparameters at creation.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -166,9 +166,10 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next step on. Null is the group "default". Those that
-/// you leave out get their defaults, even if they were set before. To change only some, call instep_bucket_step_set_lr
-/// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
+/// Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
+/// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
+/// instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts and
+/// states stay.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -189,8 +190,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     })
 }
 
-/// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
-/// be null.
+/// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
+/// may be null.
 ///
 /// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]

@@ -42,7 +42,7 @@ pub struct instep_call {
     pub key: [u8; 32],
 }
 
-/// One rank's end of the caller's collective. The struct is copied, and `data` is passed to each function.
+/// One rank's part in the caller's collective. The struct is copied, and `data` is passed to each function.
 ///
 /// A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
 /// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
@@ -53,7 +53,7 @@ pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
     /// The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
-    /// created, it is not used.
+    /// created, the data is not used.
     pub data: *mut c_void,
     /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
     /// called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
@@ -62,15 +62,16 @@ pub struct instep_collective {
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
     /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
-    /// the call. It is called on any thread, also during `enqueue`. It may be null if there is only one rank.
+    /// the call. The library may call this function on any thread, also during `enqueue`. The function may be null if
+    /// there is only one rank.
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
     /// Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
-    /// 1: sums bf16 too.
+    /// 1: the collective sums bf16 too.
     pub sums_bf16: u32,
-    /// 1: sums f16 too.
+    /// 1: the collective sums f16 too.
     pub sums_f16: u32,
-    /// 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
+    /// 1: the collective reaches the memory of GPUs. 0: it reaches the CPU's memory.
     pub reaches_gpus: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,

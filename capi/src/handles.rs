@@ -43,7 +43,7 @@ struct Slot<T> {
     object: Option<Arc<Object<T>>>,
 }
 
-/// A free takes the object out of its place. If another thread found the place just before, it finds the place empty.
+/// A free takes the object out and leaves `None`. A thread that has looked up the object just before finds the `None`.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {
@@ -120,7 +120,7 @@ impl<T> Table<T> {
         let place = place_of(handle);
         let slot = &mut slots.all[place];
         slot.object = None;
-        // A place that has used all its generations stays empty, so no handle is ever used twice.
+        // An entry that has used all its generations stays empty, so no handle is ever used twice.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             slots.free.push(place);

@@ -25,7 +25,7 @@ pub struct instep_bucket {
     pub params: *const u32,
     /// The offset of each gradient in the bucket, in elements.
     pub offsets: *const usize,
-    /// The number of params.
+    /// The number of parameters in `params`.
     pub param_count: usize,
 }
 

@@ -73,8 +73,9 @@ pub unsafe extern "C" fn instep_norm_create(
 /// Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
 /// refused, because the norm decides the clip.
 ///
-/// Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
-/// runs after the norm's last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
+/// Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
+/// call. It runs after the work of the previous call on this norm, on any stream. The conditions for `stream` are those
+/// of instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,

@@ -24,7 +24,8 @@ pub struct instep_hyper {
     pub value: f64,
 }
 
-/// An optimizer and its hyperparameters. It is read only during the call, and the caller owns it.
+/// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call
+/// returns, and never frees them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_optimizer {
@@ -34,7 +35,7 @@ pub struct instep_optimizer {
     pub name: *const c_char,
     /// The given hyperparameters. All others have their defaults.
     pub hypers: *const instep_hyper,
-    /// The number of hypers.
+    /// The number of hyperparameters in `hypers`.
     pub hyper_count: usize,
 }
 
@@ -43,9 +44,9 @@ unsafe impl Growing for instep_optimizer {
     const NAME: &'static str = "instep_optimizer";
 }
 
-/// Writes the name of the optimizer's state number `index` to `*out_name`. The names are those of torch.optim. If
-/// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
-/// states in this order, and checkpoints use these names.
+/// Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
+/// those of torch.optim. If there is no state with this index, null is written. The text lives as long as the process.
+/// A bucket step takes states in this order, and checkpoints use these names.
 ///
 /// Any thread may call it.
 #[unsafe(no_mangle)]

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 
 /// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
 /// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-/// Addresses of the parameter and of its gradient are then invalid.
+/// After the hand-over, addresses of the parameter and of its gradient are invalid.
 ///
 /// Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
 /// run after the work that is on compute_stream at the time of the call.

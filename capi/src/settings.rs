@@ -44,8 +44,8 @@ unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Sets the learning rate of a group from the next pass on. Null is the group "default". All other hyperparameters stay
-/// as they are. All ranks set the same value. Use it for schedules.
+/// Sets the learning rate of a group from the next pass on. If `group` is null, this is the group "default". All other
+/// hyperparameters stay as they are. All ranks set the same value. Use it for schedules.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next pass on. Null is the group "default". If one is refused,
-/// none is set. Other hyperparameters stay as they are. All ranks set the same values.
+/// Sets the given hyperparameters of a group from the next pass on. If `group` is null, this is the group "default". If
+/// one is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -88,9 +88,9 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next pass on. Null is the group "default". Those that
-/// you leave out get their defaults, even if they were set before. To change only some, call instep_stepper_set_lr or
-/// _set_hyper. The optimizer must have the same name. All ranks set the same values.
+/// Replaces all hyperparameters of a group's optimizer from the next pass on. If `group` is null, this is the group
+/// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
+/// instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
     })
 }
 
-/// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
-/// be null.
+/// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
+/// may be null.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
@@ -202,10 +202,11 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads the norm of the last pass's gradients that applies to a group, and whether it is known. Null is the group
-/// "default". If the group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all
-/// groups that are not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
-/// instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
+/// Reads the norm of the last pass's gradients over all groups that are clipped together with `group`, and whether this
+/// norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
+/// norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
+/// Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
+/// is not known, and after instep_stepper_rebuild_buckets until the next pass.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]

@@ -43,8 +43,9 @@ unsafe impl Growing for instep_loss_scaler {
     const NAME: &'static str = "instep_loss_scaler";
 }
 
-/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The structs are read only during the
-/// call. The memory, the collective's data and the stream are used until the stepper is freed.
+/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The library reads these options, and the
+/// structs, lists and texts in them, only until the call returns, and never frees them. It uses the tensors, the
+/// collective's data and the stream until the stepper is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_stepper_options {

@@ -16,18 +16,20 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 /// The most states that an optimizer keeps per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// Where one kind of tensor lies: in one run with the bucket's offsets, or in one run per parameter. All zeros: there
-/// is no such tensor.
+/// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. All
+/// zeros: there is no such tensor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
-    /// The first element of the run. Null if each parameter has its own run.
+    /// The first element of the range. Null if each parameter has its own range.
     pub address: *mut c_void,
-    /// The first element of each parameter, in the order of the bucket. Null if there is one run. On a GPU, only
-    /// parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
-    /// in this call. The parameter's tensors and step count then do not change, and norms leave the parameter out.
+    /// The first element of each parameter, in the order of the bucket. Null if there is one range. On a GPU, only
+    /// parameters and gradients may have a range per parameter. If a gradient's address is null, its parameter has no
+    /// gradient in this call. The parameter's tensors and step count then do not change, and norms leave the parameter
+    /// out.
     pub addresses: *const *mut c_void,
-    /// The number of elements of the run, or of addresses. The library compares it with the bucket's number.
+    /// The number of elements of the range, or the length of `addresses`. The library compares it with the bucket's
+    /// number of elements or of parameters.
     pub count: usize,
 }
 

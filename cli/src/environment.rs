@@ -80,7 +80,7 @@ mod tests {
                 }
             }
         }
-        // What the build script hands over, and what a test demands.
+        // The variables of the build script and of a test are not in the list.
         let built =
             ["INSTEP_KERNELS_FATBIN", "INSTEP_KERNELS_MISSING", "INSTEP_REQUIRE_KERNELS", "INSTEP_COMMIT"];
         built.iter().for_each(|name| _ = found.remove(*name));

@@ -40,7 +40,8 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
-    // Before a long run, and beside its results: the run itself is not wrong.
+    // The warnings come before the command, which may take long. They do not stop it, because a misspelt name is no
+    // error.
     for line in
         environment::misspelt(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
     {

@@ -48,11 +48,12 @@ pub(crate) struct Flags {
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
-    /// Which tensors ranks shard; the run to compare with shards nothing.
+    /// Which tensors the ranks shard; the run to compare with shards nothing.
     #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
     strategy: StrategyName,
-    /// Number of neighbouring ranks that shard tensors among them, with zero and fsdp; all other ranks have the same
-    /// shards [default: all]. They add up first, so the run to compare with does so too.
+    /// With zero and fsdp: number of neighbouring ranks that form a group and shard tensors among them; every group has
+    /// the same shards [default: all ranks form one group]. Gradients are added up in each group first, in the run to
+    /// compare with too.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
     /// Step on the host's own memory; the run to compare with steps in place.

@@ -44,7 +44,7 @@ pub(crate) struct Tape {
 pub(crate) struct Score {
     /// Mean cross-entropy.
     pub(crate) loss: f64,
-    /// Share of images whose true digit got the highest probability.
+    /// Share of images for which the true digit got the highest probability.
     pub(crate) accuracy: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Ranks that step everything, on sums in the order in which groups of ranks make them.
+//! A collective for ranks that step everything. It adds in the order in which ranks that shard in groups add.
 //!
 //! The sum of floats depends on the order. If neighbours add up first, the run to compare with does so too.
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use instep::collective::{Call, CollectiveKind};
 use instep::{Collective, Error, Result};
 
-/// Adds up the gradients of neighbouring ranks, then those sums.
+/// Adds up the gradients of neighbouring ranks first, and then the resulting sums.
 pub(crate) struct Neighbours<C> {
     all: C,
     neighbours: Arc<dyn Collective>,

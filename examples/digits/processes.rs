@@ -14,7 +14,7 @@ use crate::report::{self, Progress};
 use crate::train::{Trained, train_rank};
 use crate::{Flags, StrategyName, choose_counterpart, refuse, train_in_process};
 
-/// Trains in all processes; true if rank 0 finds the bits of one process.
+/// Trains in all processes. Returns true if rank 0 finds the same bits as in a training in one process.
 pub(crate) fn run(mut flags: Flags, training: &Samples, held_out: &Samples) -> Result<bool, Box<dyn Error>> {
     let initialized = mpi::initialize_with_threading(Threading::Serialized);
     let (universe, _) = initialized.ok_or("MPI is initialized already")?;

@@ -13,10 +13,10 @@ use crate::model::WIDTHS;
 use crate::stages;
 use crate::train::{Trace, Trained};
 
-/// Plain lines of the chosen run, if there is no terminal to draw a bar on.
+/// About how many lines the chosen run prints if there is no terminal to draw a bar on.
 const LINES: u32 = 4;
 
-/// Shows how far one run has come.
+/// Shows how far one training has come.
 pub(crate) struct Progress {
     mode: String,
     is_chosen: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A run that has not started.
+    /// The progress of a training that has not started.
     pub(crate) fn new(flags: &Flags, mode: Mode) -> Progress {
         let mode = name(mode);
         let bar = ProgressBar::new(u64::from(flags.epochs)).with_prefix(mode.clone());

@@ -69,7 +69,8 @@ fn train_rank_as<T: Element>(
     let mut tape = Tape::default();
     let mut stepper = build_stepper(flags, mode, &layout, comm)?;
     if rank == 0 || flags.strategy != StrategyName::Ddp || flags.offload {
-        // The first pass gives these to every rank, but for what each keeps its own part of.
+        // The first pass broadcasts these values to every rank. It leaves out tensors of which each rank keeps its own
+        // part.
         network.initialise(&mut stepper)?;
     }
     if rank == 0 {
@@ -95,7 +96,7 @@ fn train_rank_as<T: Element>(
         }
         training_time += started.elapsed();
         if rank == 0 || flags.strategy == StrategyName::Fsdp {
-            // Ranks that share parameters out bring them together for it.
+            // All ranks that shard parameters take part, because the evaluation unshards them.
             let accuracy = network.forward::<T>(&mut stepper, held_out, &mut tape)?.accuracy;
             if rank == 0 {
                 progress.advance(epoch, losses.iter().sum::<f64>() / losses.len() as f64, accuracy);
@@ -105,7 +106,7 @@ fn train_rank_as<T: Element>(
 
     let accuracy = network.forward::<T>(&mut stepper, held_out, &mut tape)?.accuracy;
     let parameters = collect_parameters(&stepper)?;
-    // Taken last, so that every operation has ended and is in it.
+    // The recording is taken last, so that it has every operation, from start to end.
     let nothing = || Error::order("recording", "empty", "build the stepper with `record`");
     let recording = stepper.take_recording().ok_or_else(nothing)?;
     Ok(Trained {
@@ -117,7 +118,7 @@ fn train_rank_as<T: Element>(
     })
 }
 
-/// Options that suit this network, for optimizers whose defaults do not.
+/// Options that suit this network, for optimizers with defaults that do not suit it.
 fn tuned(optimizer: &str) -> &'static [(&'static str, Value)] {
     match optimizer {
         "sgd" => &[("lr", Number(0.05)), ("momentum", Number(0.9)), ("nesterov", Flag(true))],

@@ -1,14 +1,15 @@
 //! Ranks meet at `MASTER_ADDR:MASTER_PORT`, from torchrun's variables.
 //!
 //! No rank leaves a meeting before all are there, so the next group can meet at the same port. A meeting has one
-//! deadline, and no read of it blocks rank 0, so strangers that connect do not hold it up.
+//! deadline, and no read from a connection blocks rank 0, so strangers that connect do not delay the meeting.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections that have not said which rank they are. The oldest leaves; a rank connects again.
+/// The most connections that may be open without having said which rank they are. If there are more, the oldest is
+/// closed; a rank then connects again.
 const MOST_SILENT: usize = 256;
 
 /// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here.

@@ -1,9 +1,9 @@
 //! The collective: every rank sends its call to rank 0, which compares the calls, adds in rank order and sends the
 //! result back.
 //!
-//! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A call says how long a
-//! frame may be, and no more of it is kept. A rank announces that it leaves. A connection that ends without this
-//! message means a lost rank, and all ranks learn of it.
+//! A thread per connection receives frames, so no rank's write blocks because its peer is writing too. A call says how
+//! long a frame may be, and the rest of a longer frame is dropped. A rank announces that it leaves. A connection that
+//! ends without this message means a lost rank, and all ranks learn of it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -21,7 +21,7 @@ use super::meeting::{gather, join};
 /// The first byte of a frame; its length in eight bytes follows, then its contents.
 const CALL: u8 = 0; // to rank 0: a key, and the values that are to be summed
 const RESULT: u8 = 1; // from rank 0: the bytes that every rank ends with
-const DIFFERENT: u8 = 2; // from rank 0: the rank whose call differs, rank 0's key and that rank's
+const DIFFERENT: u8 = 2; // from rank 0: a rank that makes another call, rank 0's key and that rank's key
 const FAILURE: u8 = 3; // the group has ended: the rank that ended it, and why
 const LEAVING: u8 = 4; // the sender makes no more calls
 
@@ -34,7 +34,7 @@ const MOST_WORDS: u64 = 1024;
 /// A rank and two keys.
 const MOST_DIFFERENT: u64 = 4 + 2 * CallKey::BYTES as u64;
 
-/// One rank's end of the group.
+/// One rank's part in the group.
 pub(crate) struct Tcp {
     rank: u32,
     world_size: u32,
@@ -125,7 +125,7 @@ impl Tcp {
     /// Returns the next frame of a peer, by its index in the list of peers, with at most this number of bytes.
     fn receive(&self, place: usize, most: u64, call: &Call<'_>, since: Instant) -> Result<Frame> {
         let (peer, inbox) = (self.shared.peers[place].0, lock(&self.inboxes[place]));
-        // Without a thread that takes it, `frames` is closed too.
+        // If the thread that takes this number has ended, `frames` is closed too.
         let _ = inbox.wanted.send(most);
         loop {
             match inbox.frames.recv_timeout(Duration::from_millis(2)) {
@@ -211,7 +211,7 @@ impl Shared {
         Mutex::new(Inbox { wanted, frames })
     }
 
-    /// Takes in frames until the connection ends; returns whether the peer has said that it would.
+    /// Takes in frames until the connection ends. Returns whether the peer has announced that it leaves.
     fn take_in(
         self: &Arc<Shared>,
         stream: &TcpStream,
@@ -269,7 +269,7 @@ impl Shared {
             return first.clone();
         }
         *failure = Some(error.clone());
-        // Ranks whose calls differ have been told by rank 0.
+        // If calls differ, rank 0 has already told the ranks.
         if !matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. }) {
             let (rank, why) = match &error {
                 Error::PeerLost { rank, why } => (*rank, why.clone()),
@@ -285,8 +285,8 @@ impl Shared {
         error
     }
 
-    /// A frame that cannot be sent is missed where it is waited for. That connection ends, or the peer would take the
-    /// next frame for the rest of this one.
+    /// If a frame cannot be sent, its connection is closed. Otherwise the peer would take the next frame for the rest
+    /// of this one. The calls that wait for the frame detect that the connection has ended.
     fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
         for (_, stream) in &self.peers {
             let stream = lock(stream);

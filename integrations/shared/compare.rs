@@ -1,6 +1,6 @@
 //! Rounds of two steps, one after the other, and the medians of their times.
 //!
-//! A ratio divides two times of one round, and the first round only warms up.
+//! A ratio is the quotient of two times of one round. The first round only warms up.
 
 use std::time::{Duration, Instant};
 

@@ -152,7 +152,7 @@ impl Model {
         let has_norm = config.max_norm.is_some() || config.skip_nonfinite;
         let mut norm = has_norm.then(GradNorm::host).transpose()?;
         if let Some(norm) = &mut norm {
-            // Decides about no gradients, so that a wrong `max_norm` is refused here and not in the first step.
+            // Makes a decision without gradients, so that a wrong `max_norm` is refused here and not in the first step.
             norm.begin(Scaling::NONE)?;
             norm.sum()?;
             norm.decide(config.max_norm, config.skip_nonfinite)?;

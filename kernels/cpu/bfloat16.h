@@ -122,7 +122,7 @@ struct InFlight {
     Words mixed_even, mixed_odd;
 };
 
-/* Rounds to the bits of rounded(). Rounding to the nearest works on lanes of 16 bits: an upper half is increased by one
+/* Gives the bits of rounded(). Rounding to the nearest works on lanes of 16 bits: an upper half is increased by one
  * if the lower half is above the tie. */
 template <bool STOCHASTIC>
 INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, const InFlight& flight, uint32_t stream) {

@@ -13,7 +13,7 @@
 
 namespace {
 
-/* Returns whether two records get equal scalars, because they derive them from equal numbers. */
+/* Returns whether two records get equal scalars, because both are derived from equal numbers. */
 bool have_same_scalars(const InstepBeginArgs& args, uint64_t index, uint64_t other) {
     const InstepRecord &a = args.records[index], &b = args.records[other];
     return a.steps == b.steps && a.hyper == b.hyper && bits_of(a.carried[0]) == bits_of(b.carried[0]) &&

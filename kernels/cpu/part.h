@@ -1,6 +1,6 @@
 /* On a CPU, opens the streams of one run of a segment as f32, steps them, and stores them again.
  *
- * This file handles all memories of a step, but no threads and no choice of a rule. It stores the streams in the GPU's
+ * This file handles all tensors of a step, but no threads and no choice of a rule. It stores the streams in the GPU's
  * order, so that copy and average use the stored parameter. */
 #ifndef INSTEP_CPU_PART_H
 #define INSTEP_CPU_PART_H
@@ -9,8 +9,8 @@
 
 namespace {
 
-/* The arguments of a launch. If segments are in separate memory, their addresses are those of the tile
- * in the last call of `at`. */
+/* The arguments of a launch. If segments are in separate memory, the addresses are those of the
+ * segment with the tile that was last passed to `at`. */
 class Placed {
   public:
     Placed(const InstepStepArgs& args, const InstepBases* bases) : args_(args), bases_(bases) {}

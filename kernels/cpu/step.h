@@ -74,7 +74,7 @@ bool have_equal_scalars(const InstepRecord& a, const InstepRecord& b) {
     return differs == 0;
 }
 
-/* Returns how many tiles, from the first one on, have its bucket and its scalars and are stepped. */
+/* Returns how many tiles, from the first one on, are stepped and have the first one's bucket and scalars. */
 uint64_t count_alike(const InstepStepArgs& args, const InstepTile* tiles, uint64_t left) {
     const InstepRecord& record = args.records[tiles->record];
     const uint64_t most = left < MOST_TOGETHER ? left : MOST_TOGETHER;

@@ -1,7 +1,7 @@
 /* Code shared by the two launches of a rule that scales its change by norms of the whole parameter, such as LAMB.
  *
- * The first launch updates the states and adds the squares of parameter and change to the record's InstepNorms. These
- * are integers, so the norms have the same bits for any split of the work (norm.h). The second launch computes the
+ * The first launch updates the states and adds the squares of parameter and change to the record's InstepNorms. Its
+ * sums are integers, so the norms have the same bits for any split of the work (norm.h). The second launch computes the
  * change again, from the stored states, and scales it. Rules with a member `change` are scaled by norms, and their
  * `update` changes only the states. Scales depend only on the norms, so they are equal on every device. */
 #ifndef INSTEP_NUMERIC_SCALED_H

@@ -55,7 +55,7 @@ struct RmsProp {
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
 
-    /* With one state, adagrad.h has the reason. With more, a group's step may ignore states of other groups. */
+    /* With one state, this is 0 as adagrad.h explains. With more, a group's step may ignore states of other groups. */
     static constexpr uint32_t HIDDEN = STATES == 1 ? 0 : HIDDEN_EVERYTHING;
 
     static INSTEP_INLINE uint32_t flags(const RmsPropScalars& s) {

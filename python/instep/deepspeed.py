@@ -69,7 +69,7 @@ class Op:
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
     ) -> int:
-        """Makes a parameter's update number ``step``, counted from 1.
+        """Makes one update of a parameter. ``step`` is the number of this update, counted from 1.
 
         If a tensor or a number does not fit, raises ``ValueError`` or ``NotImplementedError`` before anything is written. The
         error names the tensor or number as in ``instep.torch.functional``.
@@ -98,7 +98,7 @@ class Op:
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
     ) -> int:
-        """Undoes update number ``step``, given the gradients of that update. All tensors are float32.
+        """Undoes the update with the number ``step``, given the gradients of that update. All tensors are float32.
 
         The arithmetic is float64, but the update has rounded the values that it stored. The error of a restored value is at
         most 4 float32 epsilons times the largest of the old value, the new value and the summand. The summand is the change

@@ -37,9 +37,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
     }
 }
 
-/// The tensors of one step, by address: parameters and gradients each have an address, and all other tensors are runs
-/// of the whole arena. A gradient with the address 0 is missing: its parameter is skipped. `counts` and `carried` are
-/// vectors with a number per parameter of the arena, or 0.
+/// The addresses of the tensors of one step. Each parameter and each gradient has its own address, and every other
+/// tensor is one array for the whole arena. A gradient with the address 0 is missing: its parameter is skipped.
+/// `counts` and `carried` are the addresses of vectors with a number per parameter of the arena, or 0.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -75,7 +75,7 @@ impl Bound {
     /// Writes a parameter's progress into its row of the vectors.
     ///
     /// # Safety
-    /// Each vector is 0 or valid, has this row, and nothing else touches it.
+    /// Each address of a vector is 0, or leads to a vector that has this row and that nothing else touches.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn write_progress(&self, row: usize, count: u64, carried: f64) {
         // SAFETY: the caller's promise.

@@ -21,8 +21,8 @@ static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
 /// The opened GPUs by process and ordinal.
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
-/// Returns a pool of this number of threads: the threads of the OpenMP runtime, if there is one. Other threads start
-/// with the first step that needs them.
+/// Returns a pool of this number of threads. If there is an OpenMP runtime, these are its threads. Otherwise the pool
+/// has its own threads, which start with the first step that needs them.
 pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();

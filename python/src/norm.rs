@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets as a Python object.
 //!
-//! It obeys the rules of `step.rs`: one thread at a time, and not in a forked child.
+//! The rules of `step.rs` hold for this object too: one thread at a time, and not in a forked child.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -118,7 +118,7 @@ impl Norm {
 
 impl Drop for Norm {
     fn drop(&mut self) {
-        // A child by fork has no GPU.
+        // A forked child has no GPU.
         if !self.owner.is_elsewhere() {
             // SAFETY: nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.block) }

@@ -35,12 +35,14 @@ impl OpenMp {
 impl Team for OpenMp {
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync)) {
         unsafe extern "C" fn call(work: *mut c_void) {
-            // SAFETY: the pointer below, to a reference that lives until the parallel region has ended.
+            // SAFETY: this is the pointer that is passed below. It leads to a reference that lives until the parallel
+            // region has ended.
             unsafe { (*work.cast::<&(dyn Fn() + Sync)>().cast_const())() }
         }
         let mut work = work;
         let threads = c_uint::try_from(threads).unwrap_or(c_uint::MAX);
-        // SAFETY: the function's own signature. It returns after the last call; the calls share `work` for reading alone.
+        // SAFETY: the signature is the function's own. The function returns after the last call, and the calls only
+        // read `work`.
         unsafe { (self.0)(call, (&raw mut work).cast(), threads, 0) }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn objects_of<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> Py
     Ok(objects)
 }
 
-/// Whether [`objects_of`] a dict would return these objects.
+/// Whether [`objects_of`] would return these objects for this dict.
 #[pyfunction]
 pub(crate) fn has_objects(state: &Bound<'_, PyDict>, objects: &Bound<'_, PyList>) -> bool {
     let mut known = objects.iter();

@@ -64,9 +64,10 @@ impl Step {
     ///
     /// `groups` are optimizers by key with their hyperparameters. `params` has for each parameter: length, group,
     /// offset in the arena of `arena` elements, row in its vectors, the difference between the native count and the
-    /// visible one, the elements of a row at which blocks of 8-bit states end, and the number of the first element.
-    /// `formats` are those of parameters, gradients, masters and states. `openmp` is the address of `GOMP_parallel` in
-    /// the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for the CPU.
+    /// visible one, the number of elements of a row (no block of 8-bit states crosses the end of a row), and the index
+    /// of the first element. `formats` are those of parameters, gradients, masters and states. `openmp` is the address
+    /// of `GOMP_parallel` in the OpenMP runtime that lends its threads, or 0 for threads of our own. `gpu_ordinal` is
+    /// None for the CPU.
     #[new]
     #[pyo3(signature = (groups, params, arena, formats, seed, after, threads, openmp, gpu_ordinal))]
     #[allow(clippy::too_many_arguments)]
@@ -116,7 +117,7 @@ impl Step {
         Ok(Step { owner: Owner::current(), ids, shown, readers: AtomicUsize::new(0), inner })
     }
 
-    /// Steps the bucket, except for parameters whose gradient has the address 0.
+    /// Steps the bucket. A parameter is skipped if its gradient has the address 0.
     fn step(&self, py: Python<'_>, tensors: Addresses, factors: Factors, stream: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
         let engine = &mut *inner;
@@ -181,15 +182,15 @@ impl Step {
         .map_err(raised)
     }
 
-    /// Raises if the vectors at these addresses differ from the progress that the step on the CPU has written. Such a
-    /// write has bypassed PyTorch's version counter, so a step would ignore it.
+    /// Raises if the vectors at these addresses differ from the progress that the step on the CPU has written. Other
+    /// code has then written them past PyTorch's version counter, and a step would ignore these writes.
     fn refuse_written(&self, py: Python<'_>, counts: usize, carried: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
         let Engine::Host(step) = &mut *inner else { return Ok(()) };
         for (id, Shown { row, ahead }) in self.ids.iter().zip(&self.shown) {
             let count = step.step_count(*id).map_err(raised)? - ahead;
             let number = step.carried(*id).map_err(raised)?.unwrap_or(1.0);
-            // SAFETY: the Python half keeps both vectors alive, which have this row, or gives 0.
+            // SAFETY: the Python half gives 0, or the address of a vector that has this row and that it keeps alive.
             let shown = unsafe { progress_in(counts, carried, *row) };
             if shown.0.is_some_and(|of| of != count as f32) || shown.1.is_some_and(|of| of != number) {
                 return Err(PyRuntimeError::new_err(WRITTEN));
@@ -271,7 +272,7 @@ impl Step {
 
 impl Drop for Step {
     fn drop(&mut self) {
-        // A child by fork has no threads to end, and no GPU.
+        // A forked child has no threads to end, and no GPU.
         if !self.owner.is_elsewhere() {
             // SAFETY: nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.inner) }

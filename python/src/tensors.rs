@@ -62,7 +62,7 @@ pub(crate) struct View<'a> {
 /// Reads tensors.
 pub(crate) struct Reader {
     tensor: Py<PyType>,
-    /// Types whose objects are tensors with their own memory.
+    /// The types of tensors that have their own memory.
     plain: [usize; 2],
     describe: Option<Describe>,
 }
@@ -175,8 +175,8 @@ impl Reader {
     }
 
     fn function(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Describe>> {
-        // SAFETY: Python checks that it is a capsule of this name. What it holds lives as long as the process and starts as
-        // `Exchange` does, by the contract of DLPack's name; the function itself is of version 1.
+        // SAFETY: Python checks that this is a capsule of this name. By DLPack's contract for the name, the contents
+        // live as long as the process and begin with the fields of `Exchange`. The function is used only in version 1.
         unsafe {
             let exchange = ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr());
             match exchange.cast::<Exchange>().as_ref() {
@@ -256,7 +256,7 @@ impl Reader {
     }
 }
 
-/// The strides of a tensor whose last dimension comes first in memory.
+/// The strides of a contiguous tensor: neighbours in the last dimension are neighbours in memory.
 fn contiguous(shape: &[i64]) -> Cow<'static, [i64]> {
     let mut next = 1;
     let mut strides = vec![1; shape.len()];

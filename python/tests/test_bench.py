@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.bench.__main__ import LEAST_ROUNDS, rounds
 from instep.bench.candidates import CANDIDATES, CHECKED_STEPS, FORMATS, LR, OFFLOADED, Candidate, Made, tolerance
 
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
@@ -172,3 +173,7 @@ def test_the_tolerance_sees_a_wrong_learning_rate_and_a_lost_state(format):
     for make, number in ((slower, 1), (forgets, 2)):
         said = Made(Candidate(format, "wrong", make), 2, 5000).check()
         assert said is not None and f"after step {number}" in said
+
+
+def test_a_case_without_time_left_still_gets_the_rounds_of_a_median():
+    assert len(list(rounds(LEAST_ROUNDS + 1, 32, -1.0, lambda _: None))) == LEAST_ROUNDS + 1

@@ -145,13 +145,13 @@ impl GpuLauncher {
         Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
 
-    /// Writes `bytes` to these elements of a memory.
+    /// Writes `bytes` to a range of elements of `memory`.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in the memory, or do not take `bytes.len()` bytes.
+    /// If the elements do not lie in `memory`, or do not take `bytes.len()` bytes.
     pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
@@ -160,13 +160,13 @@ impl GpuLauncher {
         self.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
-    /// Reads these elements of a memory into `into`.
+    /// Reads a range of elements of `memory` into `into`.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in the memory, or do not take `into.len()` bytes.
+    /// If the elements do not lie in `memory`, or do not take `into.len()` bytes.
     pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");

@@ -1,8 +1,8 @@
 //! One bucket's launch on the host, and the memory traffic that limits its speed.
 //!
 //! A step is one call of [`BucketStep::step`], as a user makes it, on memory with the layout of a plan. The benches
-//! measure time, and this file does not. No safe call touches bytes outside a memory, because a call with the wrong
-//! element type is refused.
+//! measure time, and this file does not. No safe call touches bytes outside the launcher's memory, because a call with
+//! the wrong element type is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -87,10 +87,10 @@ impl Launcher {
         &self.plan
     }
 
-    /// Returns one memory's elements in all buckets, padding included.
+    /// Returns the elements of `memory` in all buckets, padding included.
     ///
     /// # Panics
-    /// If the optimizer has no such state, or the memory holds no elements.
+    /// If the optimizer has no such state, or `memory` holds no elements.
     pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
         assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");
@@ -100,10 +100,10 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
     }
 
-    /// Returns one memory's bytes of one bucket, padding included.
+    /// Returns the bytes of `memory` in one bucket, padding included.
     ///
     /// # Panics
-    /// If the optimizer has no such state, or the memory holds no elements.
+    /// If the optimizer has no such state, or `memory` holds no elements.
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
@@ -172,8 +172,8 @@ impl Launcher {
         let Bucket { params, .. } = &self.plan.buckets()[bucket as usize];
         let tensor = |memory| {
             let span = Span::elements(memory, &self.plan, params.start, params.end);
-            // SAFETY: `resolve` returns a run of that type. Its bytes are initialised, and only `&mut self` reaches
-            // them.
+            // SAFETY: `resolve` returns the address of elements of the type that the step expects. They are
+            // initialised, and only `&mut self` reaches them.
             unsafe { Lent::at(self.memories.resolve(span).cast()) }
         };
         let mut tensors = StepTensors::new(tensor(Memory::Params), tensor(Memory::Grads));

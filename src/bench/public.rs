@@ -30,7 +30,8 @@ pub struct Alone {
     scaling: Scaling,
     kernels: Kernels,
     launches: Vec<(InstepStepArgs, Vec<InstepTile>)>,
-    /// The addresses of parameters, gradients and states: one run of each kind, or one run per parameter.
+    /// Start addresses of the parameters, the gradients and the two states. Each list has one address for the whole
+    /// bucket, or one for each parameter.
     addresses: [Vec<*mut c_void>; 4],
     _memories: Arc<Memories>,
 }

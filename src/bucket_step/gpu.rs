@@ -69,8 +69,8 @@ impl BucketStepBuilder {
 ///
 /// cudarc orders the uses of a slice by two events, unless the slice's context has only one stream or does not track
 /// events. These events add driver calls to a step. A slice that is written adds two waits before the step and one
-/// record after it. A slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls,
-/// but you must then order all uses of the memory yourself.
+/// event record after it. A slice that is only read adds one wait and one event record. Addresses ([`Lent::at_len`])
+/// add no calls, but you must then order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
@@ -213,8 +213,8 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream, after the norm's last call on any stream. The first call may make two launches,
-    /// and so may a call after a parameter was frozen or unfrozen since the last step.
+    /// Makes one launch on the stream, after the norm's last call on any stream. This call may make two launches if it
+    /// is the first one, or if a parameter was frozen or unfrozen since the last step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
@@ -234,8 +234,8 @@ impl BucketStep<OnGpu> {
         let lacks_some = self.shape.bind_grads(grads, &mut self.engine.bases)?;
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
-        // The records tell the norm which parameters are frozen. If the records are stale, this call derives them
-        // again. Otherwise only the next step would do so.
+        // The parameters' records tell the norm which parameters are frozen. If the records are stale, this call
+        // derives them again, and does not leave this to the next step.
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise. The block is alive, and `during` orders this work among the norm's other
             // work.

@@ -206,8 +206,8 @@ impl BucketStep {
         self.engine.is_bound = false;
         self.pass_over_missing(grads, lacks_some);
         if self.is_stale {
-            // The records tell the norm which parameters are frozen. If the records are stale, this call derives them
-            // again. Otherwise only the next step would do so.
+            // The parameters' records tell the norm which parameters are frozen. If the records are stale, this call
+            // derives them again, and does not leave this to the next step.
             self.begin(Scaling::NONE);
         }
         let engine = &self.engine;

@@ -1,7 +1,7 @@
-//! Steps a single bucket at once: the fused launch without a stepper, on the caller's memory.
+//! Steps one bucket immediately: the fused launch without a stepper, on the caller's memory.
 //!
 //! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
-//! launches, so both give the same bits. A call checks everything before it writes anything.
+//! launches and gives the same bits. A call checks everything before it writes anything.
 
 mod builder;
 mod element;

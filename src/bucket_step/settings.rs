@@ -105,9 +105,9 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter, as they skip a parameter without a gradient.
-    /// Its tensors and step count do not change. Its memory is not read, and norms leave it out. To skip a parameter in
-    /// only one step, lend no gradient for it ([`Lent::optional_slices`]).
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter, as they skip a parameter without a gradient. A
+    /// frozen parameter's tensors and step count do not change, its memory is not read, and norms leave it out. To skip
+    /// a parameter in only one step, lend no gradient for it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).

@@ -66,7 +66,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list,
-    /// and `states` the owner of each state.
+    /// and `states` names the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);

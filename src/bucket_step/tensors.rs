@@ -16,8 +16,8 @@ use crate::op::Memory;
 
 pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one run for the whole
-/// bucket, or one run per parameter.
+/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one contiguous run of
+/// elements for the whole bucket, or one such run per parameter.
 ///
 /// One run has the bucket's offsets: element k of the bucket lies k elements after the run's start. Runs per parameter
 /// come in the order in which the bucket lists its parameters.
@@ -31,7 +31,8 @@ pub struct Lent<'a> {
     /// The type of a slice's elements. `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
-    /// Whether the slice lies on a GPU. For an address, the caller is responsible.
+    /// Whether the slice lies on a GPU. False for an address: the caller of `Lent::at` promises that it lies on the
+    /// step's device.
     pub(super) is_on_gpu: bool,
     _tensors: PhantomData<&'a mut c_void>,
 }
@@ -125,8 +126,9 @@ impl<'a> Lent<'a> {
     ///
     /// # Shapes
     /// There is one run per parameter, in the order in which the bucket lists the parameters. Each run is as long as
-    /// its parameter. A run of scales has one scale per 256 elements, rounded up. The list is borrowed as long as its
-    /// slices, so make a new list for each step. Parameters may be in separate runs while states are in one run.
+    /// its parameter. A run of scales has one scale per 256 elements, rounded up. The list stays borrowed until the
+    /// borrows of its slices end, so make a new list for each step. Parameters may be in separate runs while states are
+    /// in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
@@ -211,8 +213,8 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
 
-    /// Lends the address of a run and its number of elements. The call compares this number with the bucket's number of
-    /// elements.
+    /// Lends the address of a run and its number of elements. The call that gets the tensor compares this number with
+    /// the bucket's number of elements.
     ///
     /// # Safety
     /// The address meets the contract of [`at`](Self::at).

@@ -107,7 +107,8 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-/// Returns the permissions of a file while its owner writes it, in this or another process.
+/// Adds write permission for the owner. A file has the returned permissions while it is written, in this process or in
+/// others.
 fn to_write(mut permissions: Permissions) -> Permissions {
     #[cfg(unix)]
     {

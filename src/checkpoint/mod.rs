@@ -1,8 +1,8 @@
 //! Saves a training in one file, from which it resumes bit for bit. The file is complete, or it does not exist.
 //!
 //! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
-//! rank count or instruction set. It loads into any stepper with the same names and lengths of parameters, and with the
-//! same states of the optimizer.
+//! rank count or instruction set. It loads into any stepper with the same names and lengths of parameters, and with an
+//! optimizer that keeps states of the same names.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
 //! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, also with
@@ -99,7 +99,8 @@ use safetensors::{Data, Header, inside};
 /// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
 /// flushed to disk and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read.
 /// The next save to the same path removes it. A day later, any save into the same folder removes it too. Two processes
-/// must not save to one path at the same time. One save may fail, and the file of either may remain.
+/// must not save to one path at the same time. If they do, one save may fail, and the file of either process may
+/// remain.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
@@ -261,10 +262,10 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// parameters group by group, so pass `order` if there are several groups. A wrong order is not detected if the lengths
 /// happen to agree. A key that is both a name and a number counts as a name. The file may have all parameters or none,
 /// and all moving averages or none. As in torch, a parameter without any state has had no update. For any other
-/// parameter, the file must have all states of its group, and `step`. A momentum buffer needs no `step`, because torch
-/// saves none. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one whole number of any type.
-/// NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are
-/// verified.
+/// parameter, the file must have all states that the parameter's group uses, and `step`. A momentum buffer needs no
+/// `step`, because torch saves none. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one
+/// whole number of any type. NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported
+/// too, and its checksums are verified.
 ///
 /// # Ordering
 /// Ordering as for [`load`]. The rules for several ranks are also those of `load`.

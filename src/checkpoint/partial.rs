@@ -29,7 +29,7 @@ const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 /// A file that is being written. Dropping it removes the file, unless it has been renamed.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
-    /// The number in its name, which no other file has.
+    /// The number in the file's name. No other file has this number.
     pub(super) number: u64,
     pub(super) file: File,
     pub(super) arrived: bool,

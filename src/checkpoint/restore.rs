@@ -26,7 +26,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     own: bool,
     sort: impl for<'h> FnOnce(&'h Header, &Stepper<D>) -> Result<Plan<'h>>,
 ) -> Result<Extras> {
-    // Reading the file may take long. An open pass or a failed stepper is therefore refused before it.
+    // Reading the file may take long. An open pass or a failed stepper is therefore refused first.
     if let Some(first) = stepper.layout().ids().next() {
         stepper.step_count(first)?;
     }

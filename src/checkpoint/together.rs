@@ -105,8 +105,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls. The first call tells the other ranks to start, or that rank 0 has failed. The later calls
-/// collect and join the parts, and tell the other ranks the result.
+/// Makes rank 0's collective calls. The first call tells the other ranks to start, or that rank 0 has failed. The later
+/// calls collect and join the parts, and tell the other ranks the result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -133,7 +133,7 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
     outcome.and(told.map(drop))
 }
 
-/// Makes the calls of any other rank.
+/// Makes the collective calls of any other rank.
 fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
     let start = hear(stepper)?;
     let mut own = Ok(Vec::new());

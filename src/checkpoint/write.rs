@@ -137,7 +137,7 @@ fn scalars<D: Device>(
     Ok(all)
 }
 
-/// Returns all tensors of parameters. They are the same on every rank.
+/// Returns the list of all tensors that belong to parameters. The list is the same on every rank.
 pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
     let layout = stepper.layout();
     let mut all = Vec::new();

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::op::Words;
 
-/// The first bytes of a call's buffers.
+/// The start addresses of a call's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub(crate) src: *const u8,
@@ -64,7 +64,8 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream, the buffers are in host memory.
+    /// Makes a `Call` on raw buffers, in a group of `world_size` ranks. Without a stream, the buffers are in host
+    /// memory.
     ///
     /// # Shapes
     /// The longer buffer has `key.bytes` bytes. The shorter buffer is `dst` in a reduce-scatter and `src` in an
@@ -74,7 +75,7 @@ impl<'a> Call<'a> {
     ///
     /// # Safety
     /// Both buffers are valid for their lengths, initialised and aligned to the element. Nothing else touches them
-    /// while the call lives. On a GPU, nothing else touches them until the stream has passed the call.
+    /// while the `Call` lives. On a GPU, nothing else touches them until the stream has passed the call.
     pub unsafe fn new(
         key: CallKey,
         world_size: u32,
@@ -90,7 +91,7 @@ impl<'a> Call<'a> {
         Call { key, addresses, src_bytes, dst_bytes, deadline, stream, words: None, memory: PhantomData }
     }
 
-    /// Makes a call on host memory, for the ranks of `comm`: from `source` to `target`, or in place in `target`.
+    /// Makes a `Call` on host memory, for the ranks of `comm`: from `source` to `target`, or in place in `target`.
     ///
     /// # Shapes
     /// The buffers' lengths are as for [`new`](Self::new). In place, `target` has the length of the longer buffer.
@@ -332,7 +333,8 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees it.
+    /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees the
+    /// memory.
     ///
     /// # Safety
     /// The memory has the requested number of bytes, on a device that the communicator reaches. It is valid until

@@ -1,10 +1,10 @@
 //! All communicators of one rank of a stepper, and calls on these communicators. One communicator has all ranks. The
 //! plan may need more communicators.
 //!
-//! A hybrid strategy has two kinds of group. The shards of neighbours together are a full tensor. Replicas have the
-//! same shard. Each rank is in one group of each kind, and no two ranks have both groups in common. If a value is equal
-//! within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2,
-//! hybrid sharding.)
+//! A hybrid strategy has two kinds of group: neighbours and replicas. The shards of neighbours together are a full
+//! tensor. Replicas have the same shard. Each rank is in one group of each kind, and no two ranks have both groups in
+//! common. If a value is equal within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023,
+//! "PyTorch FSDP", section 3.2.2, hybrid sharding.)
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` makes a call from a key,
-    /// the number of ranks, the source and the destination.
+    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` makes a [`Call`] from a
+    /// key, the number of ranks, the source and the destination.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].

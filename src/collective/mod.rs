@@ -168,8 +168,8 @@ pub trait Collective: Send + Sync {
     }
 
     /// Returns a value that a captured pass keeps until its graph is freed, or `None` if graphs need no such value.
-    /// Some communicators cannot end while a graph contains their calls. Such a communicator can count these values and
-    /// refuse to be closed.
+    /// Some communicators cannot end while a graph contains their calls. Such a communicator can count these values,
+    /// and refuse to be closed while one of them exists.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }

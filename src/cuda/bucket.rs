@@ -46,7 +46,8 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch without addresses. It gets tables of tiles at the first call with parameters or gradients in separate runs.
+/// A launch without addresses. It gets tables of tiles at the first call in which each parameter or each gradient has
+/// its own address.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -160,7 +161,7 @@ impl BucketEngine {
         })
     }
 
-    /// Sets the progress of a record, after all steps.
+    /// Sets how many updates a record counts, and the number that its optimizer carries, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.refuse_failed()?;
         if let Some(host) = &mut self.inner.host {

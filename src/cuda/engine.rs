@@ -1,4 +1,5 @@
-//! The parts that a stepper and a single bucket use on a GPU: kernels, memory, settings, and the launches of one block.
+//! The parts that a stepper and a single bucket use on a GPU: kernels, memory, settings, and launches of kernels other
+//! than steps.
 //!
 //! If the host does not begin an update, the update begins with one launch. This launch opens the records with the
 //! current settings and derives the update's scalars. The owner of an engine decides when and on which stream it runs,

@@ -80,8 +80,8 @@ impl Unsharded {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns the bytes of a memory, as if all its sharded buckets were full on this GPU. The stepper subtracts the
-    /// bytes that are not on this GPU now.
+    /// Returns the number of bytes of `memory`, as if all sharded buckets of this [`Memory`] were full on this GPU. The
+    /// stepper subtracts the bytes that are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -92,7 +92,7 @@ impl Unsharded {
     }
 }
 
-/// Returns whether ranks keep only their shards of this memory's buckets.
+/// Returns whether ranks keep only their shards of the buckets of this [`Memory`].
 pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
@@ -103,7 +103,8 @@ pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }
 
-/// Returns all shards of a memory that the GPU keeps.
+/// Returns the spans of the shards of parameters or copies. Buckets that the GPU has only while they are full are left
+/// out.
 fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
     let here = plan.buckets().iter().filter(|bucket| !is_resharded(bucket, plan));
     here.map(move |bucket| Span::shard(memory, bucket))
@@ -113,7 +114,8 @@ pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
     spans_of_shards(memory, plan).map(|span| span.bytes()).sum()
 }
 
-/// Returns the shards of a memory, one after the other in `arena`, each at a multiple of 256 elements.
+/// Returns the addresses in `arena` that are given to the shards of parameters or copies. The shards lie one after the
+/// other, each at a multiple of 256 elements. Buckets that the GPU has only while they are full are left out.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address();
     let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);

@@ -193,7 +193,7 @@ pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: S
     }
 }
 
-/// Sets the progress of a record.
+/// Sets how many updates a record counts, and the number that its optimizer carries.
 ///
 /// # Safety
 /// `at` is a device address of a record, which nothing else touches now.

@@ -74,8 +74,8 @@ impl HostSteps {
         settings: &SettingsRing,
     ) -> Result<HostSteps> {
         let memories = Arc::new(Memories::at(regions.clone()));
-        // The runner does not get the device's communicators, because it would keep them alive after a device that
-        // hangs.
+        // The runner does not get the device's communicators. If the device hangs, its drop leaks the runner, which
+        // would keep them alive.
         let no_calls =
             NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), is_foreseen: false };
         let parts = Parts {
@@ -149,7 +149,7 @@ impl Shared {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs an op, unless one has failed before.
+    /// Runs an op. If an earlier op has failed, this does nothing.
     fn run(&self, op: &Op) {
         if self.failed().is_some() {
             return;

@@ -42,7 +42,7 @@ pub(super) struct BucketLaunch {
     grid: Grid,
     shape: Shape,
     moved_bytes: u64,
-    /// Launches of norms and of the user's own code use only the first field.
+    /// Launches of norms and of the user's own code use only the first field of this struct.
     args: Box<InstepStepLaunch>,
     pub(super) custom: Option<Vec<CustomParam>>,
 }

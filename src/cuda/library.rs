@@ -168,8 +168,8 @@ impl Direct {
         }
     }
 
-    /// Returns whether the work before an event's latest record has ended. The host polls this function, so the usual
-    /// answer, not ready, makes no error value.
+    /// Returns whether all work has ended that was on the stream when the event was last recorded. The host polls this
+    /// function, so the usual answer, not ready, makes no error value.
     ///
     /// # Safety
     /// The event is alive.

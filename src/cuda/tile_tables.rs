@@ -1,7 +1,7 @@
 //! Tables of tiles for launches that get tensors at new addresses. The host writes the tiles to pinned memory, and a
 //! copy on the stream takes them to the GPU. Two pinned buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket that gets parameters or gradients in separate runs with each call. A table is
+//! [`TileTables`] are for a bucket that gets an address for each parameter or gradient with each call. A table is
 //! written again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
 //! parameters that have moved. Each launch keeps its table, and the copy comes after all ops that read the old
 //! addresses. The host waits only if addresses change faster than the GPU copies them.
@@ -19,7 +19,7 @@ use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
-/// Two tables of tiles, used in turn, for a bucket with parameters or gradients in separate runs.
+/// Two tables of tiles, used in turn, for a bucket that gets an address for each parameter or gradient.
 pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,

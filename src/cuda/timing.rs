@@ -1,7 +1,7 @@
 //! Times of ops on a GPU: an event before and after each op, read once both events have passed.
 //!
-//! Only runs that measure ops use this module, because each event costs a call, and a timed event costs more than a
-//! plain event. Captured streams are never timed, because events inside a graph cannot be read.
+//! This module is used only if a caller asks for the times of ops, because each event costs a call, and a timed event
+//! costs more than a plain event. Captured streams are never timed, because events inside a graph cannot be read.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Timing {
 
     fn interval(&mut self, start: Event, end: Event) -> Result<Interval> {
         // The driver counts in f32 milliseconds. After ten minutes, a length computed from the origin would be off by
-        // up to 60 us, so it is measured from the start.
+        // up to 60 us, so the length is measured from the op's start.
         let (start_ns, length_ns) = (start.ns_since(self.origin.handle())?, end.ns_since(start.handle())?);
         let interval = Interval { start_ns: start_ns as u64, end_ns: (start_ns + length_ns) as u64 };
         self.spare.extend([start, end]);

@@ -192,7 +192,8 @@ impl Chunks for BucketJob {
 /// How many bytes a step prefetches ahead of its loads in each array.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
-/// If memories together take fewer bytes than this, they are assumed to be in a cache, where prefetches do not help.
+/// If the stepped memory takes fewer bytes than this in total, it is assumed to be in a cache, where prefetches do not
+/// help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
 /// The number of pairs of chunks that a launch compares before it chooses. It chooses prefetches if they were faster in
@@ -200,7 +201,7 @@ const BEYOND_CACHE: u64 = 32 << 20;
 const PAIRS: u32 = 32;
 const WINS: u32 = 20;
 
-/// Whether steps of some memory prefetch.
+/// Whether a step prefetches.
 #[derive(Clone, Copy)]
 pub(crate) enum Prefetches {
     Never,
@@ -210,8 +211,8 @@ pub(crate) enum Prefetches {
 }
 
 impl Prefetches {
-    /// Returns the choice for a step of `memory_bytes`. `INSTEP_PREFETCH` decides. If the variable is unset, the size
-    /// decides.
+    /// Returns the choice for steps on `memory_bytes` bytes of memory. `INSTEP_PREFETCH` decides. If the variable is
+    /// unset, the size decides.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -240,7 +241,7 @@ struct Trial {
     wins: AtomicU32,
     /// Number of chunks so far. Every second chunk prefetches, even if each launch is one chunk.
     chunks: AtomicU32,
-    /// Picoseconds per tile of the latest chunk, without prefetches and with them.
+    /// Picoseconds per tile, of the latest chunk without prefetches and of the latest chunk with prefetches.
     latest: [AtomicU64; 2],
 }
 

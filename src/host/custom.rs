@@ -55,7 +55,7 @@ impl CustomStep {
         params.iter_mut().for_each(|param| param.rebind(plan, self.memories.regions()));
     }
 
-    /// Updates every parameter of the launch that is not skipped.
+    /// Updates every parameter of the launch, except skipped parameters.
     pub(super) fn run(&self) -> Result<()> {
         debug_assert!(std::ptr::eq(self.args.tiles, self.tiles.as_ptr()));
         // SAFETY: the arguments were resolved from the op's accesses, and the tiles are this step's own. By the

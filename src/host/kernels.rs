@@ -179,7 +179,8 @@ impl Kernels {
     ///
     /// # Safety
     /// Every pointer in `args` and `bases` is valid, and `first_tile..last_tile` lies in the table of tiles. Nothing
-    /// writes the gradients or the segments during the call. Other runs may add to the same control block.
+    /// writes the gradients or the segments during the call. Calls for other tiles may add to the same control block at
+    /// the same time.
     pub(crate) unsafe fn norm(
         &self,
         args: &InstepStepArgs,
@@ -286,7 +287,7 @@ impl Kernels {
     /// Stores f32 values at an address, rounded to nearest.
     ///
     /// # Safety
-    /// Both runs are valid for `to.count` elements. They do not overlap, and nothing else touches them.
+    /// Source and destination are valid for `to.count` elements. They do not overlap, and nothing else touches them.
     #[cfg(feature = "bench")]
     pub(crate) unsafe fn encode_at(&self, from: *const f32, to: &InstepStored) {
         // SAFETY: the entry exists in every build. The rest is the caller's contract.

@@ -274,7 +274,7 @@ impl Memories {
         self.are_borrowed
     }
 
-    /// Returns the address of a span, which must lie inside one piece of its memory.
+    /// Returns the address of a span. The span must lie inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
         self.regions().resolve(span)
     }
@@ -321,7 +321,7 @@ impl Memories {
         }
     }
 
-    /// Sets the control blocks of the clip sets after the first.
+    /// Sets the control blocks of all clip sets except set 0.
     ///
     /// # Safety
     /// No op has been submitted, and control memory has as many of these blocks as `sets`.
@@ -331,7 +331,7 @@ impl Memories {
         sets.enumerate().for_each(|(k, set)| unsafe { first.add(k).write(set) });
     }
 
-    /// Sets only the control block. It has the results of passes that ran on other memory.
+    /// Sets only the control block. `control` has the results of passes that ran on other memory.
     ///
     /// # Safety
     /// No op has been submitted.
@@ -424,7 +424,7 @@ impl Memories {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) }
     }
 
-    /// Sets the progress of a record.
+    /// Sets how many updates a record counts, and the number that its optimizer carries.
     ///
     /// # Safety
     /// No op that touches control memory is running or queued.

@@ -27,7 +27,7 @@ use crate::layout::Plan;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Stream, Words, most_ops_per_pass};
 use crate::pool::{Job, Pool};
 
-/// Returns once the caller's sum of a bucket is complete.
+/// A closure that returns once the caller's sum of a bucket is complete.
 pub(crate) type AwaitedSum = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Runs ops on one rank's memories.

@@ -41,8 +41,8 @@ impl StepConstants {
         ema_decay: 0.0,
     };
 
-    /// Returns Begin's loss scale. With 0, Begin reads it from the control block, or from the address of the caller's
-    /// scaler.
+    /// Returns the loss scale for the arguments of Begin. If it is 0, Begin reads the loss scale from the control
+    /// block, or from the address of the caller's scaler.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         match self.loss_scale {
             LossScale::Constant(loss_scale) => loss_scale,
@@ -110,8 +110,8 @@ pub(crate) struct BucketLaunch {
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether this is the last launch that steps these segments. If nothing has to be done after a segment's last
-    /// launch, this is true of every launch.
+    /// Whether this is the last launch that steps these segments. If the step has no work that belongs only to a
+    /// segment's last launch, this is true of every launch.
     pub(crate) is_last: bool,
     /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -243,8 +243,8 @@ impl Assignment {
         (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
     }
 
-    /// Returns a record's custom optimizer, the parameter's name, and the number of its states. The number was read at
-    /// construction, so this calls no user code.
+    /// Returns a record's custom optimizer, the parameter's name, and the number of the optimizer's states. This number
+    /// was read at construction, so this calls no user code.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))

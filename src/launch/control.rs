@@ -103,7 +103,7 @@ pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> Instep
     }
 }
 
-/// Returns the control block before the first pass.
+/// Returns the control block as it is before the first pass.
 pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
     let loss_scale = constants.loss_scale.initial();
     InstepControl {
@@ -117,7 +117,7 @@ pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
     }
 }
 
-/// Returns the control blocks of the clip sets after the first, before the first pass.
+/// Returns the control blocks of all clip sets except the first, as they are before the first pass.
 pub(crate) fn first_sets<'a>(
     plan: &'a Plan,
     constants: &StepConstants,
@@ -145,7 +145,7 @@ pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
     }
 }
 
-/// Returns every record before the first pass.
+/// Returns every record as it is before the first pass.
 pub(crate) fn first_records<'a>(
     plan: &'a Plan,
     regions: &'a Regions,

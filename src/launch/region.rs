@@ -20,7 +20,7 @@ use crate::op::{FURTHER_CONTROLS_AT, Memory, Span};
 /// The bytes of a cache line, and of the widest vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// A run of bytes of a [`Memory`] that lies in one piece.
+/// Consecutive bytes of a [`Memory`] that lie at consecutive addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) start: u64,
@@ -216,7 +216,8 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Returns the addresses and lengths of a span's runs, up to the end of the memory.
+    /// Returns the address and the length of each part of a span that lies in one piece. Bytes after the end of the
+    /// memory are left out.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
@@ -300,7 +301,7 @@ impl Bases {
     /// Sets the address of one kind of tensor.
     ///
     /// # Panics
-    /// If the memory holds no tensors.
+    /// If `memory` holds no tensors.
     pub(crate) fn set(&mut self, memory: Memory, address: usize) {
         let base = match memory {
             Memory::Params => &mut self.params,

@@ -200,7 +200,7 @@ impl Launch {
                 _ => {}
             }
         }
-        // A norm has no parameters, and never reads the parameter addresses of its tiles.
+        // The launch of a norm has no parameters, and never reads the parameter addresses of its tiles.
         let Some(claimed) = params else { return };
         bind_params(&mut self.tiles, plan, regions, |span| {
             let is_claimed = claimed.start <= span.start && span.end <= claimed.end;
@@ -299,8 +299,8 @@ pub(super) fn tiles(
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
     counts_absent: bool,
 ) -> Vec<InstepTile> {
-    // If the step writes averaged gradients, it writes them after each run. Runs are then one tile long, so that the
-    // gradients are still in the GPU's cache.
+    // If the step writes averaged gradients, it writes them after each run of tiles. Each run is then one tile long, so
+    // that the gradients are still in the GPU's cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
     let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =

@@ -52,7 +52,7 @@ pub enum Gradients {
     Release,
 }
 
-/// One parameter's run inside a bucket. Offsets and lengths are elements.
+/// The elements of one parameter in a bucket. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Index of the parameter, in registration order.
@@ -66,7 +66,7 @@ pub struct Segment {
     pub grad_start: u64,
     /// Number of elements, without padding.
     pub len: u64,
-    /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
+    /// Index of its first element in the layout: the sum of the lengths of all parameters registered before. For a
     /// shard of [rows](crate::ForeignBucket::rows), this is the `first` that was given to `rows`.
     pub element: u64,
     /// Number of elements of a row if each row begins a new block of 8-bit states, and 0 otherwise. If it is not 0,
@@ -132,11 +132,11 @@ pub struct Bucket {
     /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
     /// clip](crate::StepperBuilder::group_clip).
     pub clip_set: u32,
-    /// The bucket's first byte in each memory of tensors.
+    /// For each kind of tensor, the offset of the bucket's first byte.
     pub(crate) first_bytes: FirstBytes,
 }
 
-/// A bucket's first byte in each memory in which the size of an element depends on the bucket.
+/// The offset of a bucket's first byte, for each kind of tensor in which the size of an element depends on the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FirstBytes {
     pub(crate) params: u64,
@@ -168,7 +168,7 @@ impl Bucket {
         start..start + len
     }
 
-    /// Returns the gradients that this rank steps, without counts of ranks.
+    /// Returns the range of the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(&self) -> Range<u64> {
         if self.is_sharded() {
             let first = self.start + (self.shard.start - self.params.start);

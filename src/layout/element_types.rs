@@ -46,10 +46,11 @@ pub enum Moments {
     /// never falls.
     BF16 = INSTEP_MOMENTS_BF16,
     /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
-    /// With rounding to nearest, an average does not change if a step would change it by less than half a code. Near
-    /// the largest value of the block, half a code is about 1/125 of the value. A second moment with decay rate 0.999
-    /// then falls too late, and steps are too small until it falls. Use [stochastic](Rounding::Stochastic) rounding,
-    /// which keeps the mean. An eps below 2^-45 is refused, because second moments of that size become zero.
+    /// With rounding to nearest, an average does not change if a step would change it by less than half the gap between
+    /// two codes. Near the largest value of the block, half the gap is about 1/125 of the value. A second moment with
+    /// decay rate 0.999 then falls too late, and steps are too small until it falls. Use
+    /// [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An eps below 2^-45 is refused, because second
+    /// moments of that size become zero.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
@@ -233,7 +234,7 @@ pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
     /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
-    /// The largest norm of each clip set after the first. `None` for a set that is not clipped.
+    /// The largest norm of each clip set except set 0. `None` for a set that is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -307,7 +308,7 @@ impl Storages {
         Ok(of_group)
     }
 
-    /// Returns the clip set of each group, and the largest norms of all sets after the first. The groups that are not
+    /// Returns the clip set of each group, and the largest norms of all sets except set 0. The groups that are not
     /// clipped form one set.
     pub(crate) fn clip_sets(&self, layout: &Layout) -> Result<(Vec<u32>, Vec<Option<f64>>)> {
         let (mut of_group, mut max_norms) = (vec![0; layout.groups().len()], Vec::new());
@@ -458,12 +459,12 @@ impl MixedPrecisionPolicy {
         Ok(Precision { param, grad: self.reduce_dtype.unwrap_or(param), master, ..Precision::F32 })
     }
 
-    /// Returns the type to which an input of forward with type `input` is [cast](crate::cast()).
+    /// Returns the type to which a forward input of type `input` is [cast](crate::cast()).
     pub fn forward_input(&self, input: DType) -> DType {
         self.param_dtype.filter(|_| self.cast_forward_inputs).unwrap_or(input)
     }
 
-    /// Returns the type to which an output of forward with type `output` is [cast](crate::cast()).
+    /// Returns the type to which a forward output of type `output` is [cast](crate::cast()).
     pub fn forward_output(&self, output: DType) -> DType {
         self.output_dtype.unwrap_or(output)
     }

@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// The rows of a larger parameter of which a listed parameter consists.
+/// Describes which rows of a larger parameter a listed parameter has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -90,7 +90,7 @@ impl ForeignBucket {
     /// Returns the properties that all parameters of the bucket have in common.
     ///
     /// # Errors
-    /// `Layout` if they differ.
+    /// `Layout` if the parameters differ in one of them.
     pub(super) fn kind(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Kind> {
         let mut of_all: Option<(usize, Kind)> = None;
         for (id, _) in &self.gradients {
@@ -148,7 +148,8 @@ fn listed_twice(name: &str) -> Error {
 }
 
 impl Plan {
-    /// Builds the plan of a layout that has its gradients in these buckets. The buckets are numbered in this order.
+    /// Builds the plan of a layout that has its gradients in these buckets. The buckets are numbered in the given
+    /// order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or leave

@@ -37,7 +37,7 @@ pub struct Plan {
     pub(super) storages: Vec<Storage>,
     /// The options from which `storages` and `max_norms` were derived.
     pub(super) asked: Storages,
-    /// The largest norm of each clip set after the first.
+    /// The largest norm of each clip set except set 0.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -110,8 +110,8 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
-    /// Returns the elements of the parameters that are common to all ranks, in as few runs as possible. All elements of
-    /// a run have one type. There is at least one run.
+    /// Returns the elements of the parameters that are common to all ranks, in as few ranges as possible. All elements
+    /// of a range have one type. There is at least one range.
     pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
         for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
@@ -208,8 +208,8 @@ impl Plan {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that lie in this rank's shard. This rank steps these elements. They are all
-    /// of the parameter's elements, unless the plan is [sharded](Self::sharded). `param` is the parameter's index in
+    /// Returns the elements of a parameter that lie in this rank's shard. This rank steps these elements. Unless the
+    /// plan is [sharded](Self::sharded), these are all elements of the parameter. `param` is the parameter's index in
     /// registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
@@ -233,8 +233,8 @@ impl Plan {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
-    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. The runs leave
-    /// out gradients with the action `Average` or `Leave`, and the counts after the gradients.
+    /// Returns the gradients that are not needed after this bucket's step, in as few ranges as possible. The ranges
+    /// leave out gradients with the action `Average` or `Leave`, and the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -250,7 +250,7 @@ impl Plan {
         &self.storages
     }
 
-    /// Returns the largest norm of each [clip set](Bucket::clip_set) after the first, or `None` for a set that is not
+    /// Returns the largest norm of each [clip set](Bucket::clip_set) except set 0, or `None` for a set that is not
     /// clipped.
     pub fn max_norms(&self) -> &[Option<f64>] {
         &self.max_norms

@@ -104,7 +104,7 @@ const SAID: usize = 400;
 pub struct Words {
     layout: String,
     options: String,
-    /// The number of only layout and options. Ranks compare it when they build a stepper.
+    /// The agreement's number for layout and options alone. Ranks compare it when they build a stepper.
     fixed: u64,
     /// The last two numbers, because the trainer may be a pass ahead of the collectives that compare them.
     recent: Mutex<[Recent; 2]>,
@@ -194,7 +194,7 @@ impl Words {
         Arc::new(words)
     }
 
-    /// Returns the number of layout and options. It never changes.
+    /// Returns the agreement's number for layout and options alone. It never changes.
     pub(crate) fn fixed(&self) -> u64 {
         self.fixed
     }
@@ -251,7 +251,7 @@ impl Words {
     }
 }
 
-/// The agreement's number of one of two ranks, and that rank's words if they are known here.
+/// The number of one rank's agreement, and that rank's words if they are known here.
 pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
 
 /// Returns the differences of two ranks' agreements, with the values of both ranks if both ranks' words are known.

@@ -410,8 +410,8 @@ impl Op {
                 let writes =
                     averages || matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
                 let grads = Memory::Grads.of_step(plan);
-                // Even a step that writes means only reads the tail's counts, because the trainer of a joined rank may
-                // read them at the same time.
+                // A step never writes the tail's counts, not even if it overwrites the gradients with means, because
+                // the trainer of a joined rank may read the counts at the same time.
                 touch(Span::summed_in(grads, bucket), writes);
                 touch(Span::tail(grads, bucket), false);
                 let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
@@ -447,7 +447,7 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// Returns the largest number of ops that one pass writes. Each bucket has waits, marks, work and broadcasts. Each
+/// Returns the largest number of ops that one pass can have. Each bucket has waits, marks, work and broadcasts. Each
 /// segment has two `Zero` ops or a broadcast. Each further clip set has two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };

@@ -1,4 +1,5 @@
-//! Ranges of bytes in a stepper's memories, and the byte offsets of a plan's elements.
+//! Ranges of bytes in a stepper's memories (one [`Memory`] for parameters, one for each state, and so on), and the byte
+//! offsets of a plan's elements.
 //!
 //! An element has one offset in all memories of gradients, and one offset in all other memories of tensors. Bytes are
 //! counted bucket by bucket, because buckets may differ in element types. This file decides which memories exist and
@@ -11,7 +12,7 @@ use crate::dtype::DType;
 use crate::layout::{Bucket, Master, Moments, Plan, Segment, Storage};
 use crate::op::CollectiveKind;
 
-/// The memories of a stepper. Two memories never overlap.
+/// The memories of a stepper, one for each kind of data. Two memories never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Memory {
     /// Parameters.
@@ -95,8 +96,8 @@ impl Memory {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
 
-    /// Returns every memory of tensors that a plan has, with `states` states. A bucket has no bytes in a memory that
-    /// its precision does not need.
+    /// Returns every memory of tensors (parameters, gradients, each state, and so on) of a plan with `states` states. A
+    /// bucket has no bytes in a memory that its precision does not need.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
             let is_offloaded = plan.is_offloaded();
@@ -142,7 +143,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the elements `start..end` of the plan's arenas. The range may span several buckets.
+    /// Returns the span of the elements `start..end` of the plan's arenas. The range may span several buckets.
     ///
     /// # Panics
     /// Panics if the memory holds no tensors.
@@ -157,7 +158,7 @@ impl Span {
         Span { memory, start: byte(start), end: byte(end) }
     }
 
-    /// Returns the elements `start..end` of the arenas. All of them must be in this bucket.
+    /// Returns the span of the elements `start..end` of the arenas. All of them must be in this bucket.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -174,35 +175,35 @@ impl Span {
         Span::elements(memory, plan, 0, len)
     }
 
-    /// Returns a bucket's gradients, tail and padding included.
+    /// Returns the span of a bucket's gradients, tail and padding included.
     pub fn bucket(bucket: &Bucket) -> Span {
         Span::within(Memory::Grads, bucket, bucket.start, bucket.start + bucket.len)
     }
 
-    /// Returns the gradients that this rank steps, without counts of ranks.
+    /// Returns the span of the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(bucket: &Bucket) -> Span {
         Span::summed_in(Memory::Grads, bucket)
     }
 
-    /// Returns the gradients that this rank steps, in the device's or the host's memory.
+    /// Returns the span of the gradients that this rank steps, in the device's or the host's memory.
     pub(crate) fn summed_in(memory: Memory, bucket: &Bucket) -> Span {
         let summed = bucket.summed();
         Span::within(memory, bucket, summed.start, summed.end)
     }
 
-    /// Returns the counts of ranks, in the device's or the host's gradients.
+    /// Returns the span of the counts of ranks, in the device's or the host's gradients.
     pub(crate) fn tail(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
-    /// Returns all shards of a bucket of gradients, parameters or copies, without the counts of ranks.
+    /// Returns the span of all shards of a bucket of gradients, parameters or copies, without the counts of ranks.
     pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
         let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
-    /// Returns the other ranks' shards of a bucket: a span before and a span after this rank's shard. Either may be
-    /// empty.
+    /// Returns where the other ranks' shards of a bucket lie: a span before and a span after this rank's shard. Either
+    /// may be empty.
     pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
         let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
         let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
@@ -210,8 +211,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the parts of a bucket that take no memory while the bucket is resharded. These are the other ranks'
-    /// shards, or with offload the whole bucket.
+    /// Returns the spans of the parts of a bucket that take no memory while the bucket is resharded. These are the
+    /// other ranks' shards, or with offload the whole bucket.
     pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
@@ -220,12 +221,12 @@ impl Span {
         [shared, Span { start: shared.end, ..shared }]
     }
 
-    /// Returns this rank's shard of a bucket, in the device's or the host's parameters or in copies.
+    /// Returns the span of this rank's shard of a bucket, in the device's or the host's parameters or in copies.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
 
-    /// Returns one parameter's tensor in a memory, or this rank's part of it.
+    /// Returns the span of one parameter's tensor in a memory, or of this rank's part of the tensor.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory.counts_gradients() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
@@ -248,10 +249,10 @@ impl Span {
     /// The sum of squares, as 64-bit integers that ranks add up.
     pub const SQUARES: Span = control_field(offset_of!(InstepControl, limbs), size_of::<[u64; LIMBS]>());
 
-    /// The bits of the largest magnitude. Ranks combine it by the maximum.
+    /// The bits of the largest magnitude. Ranks take the maximum of these bits.
     pub const LARGEST: Span = control_field(offset_of!(InstepControl, max_abs_bits), size_of::<u32>());
 
-    /// The index of the first bucket with a non-finite gradient. Ranks combine it by the minimum.
+    /// The index of the first bucket with a non-finite gradient. Ranks take the minimum of their indices.
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 

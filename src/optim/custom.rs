@@ -19,11 +19,11 @@ pub struct ParamStep<'a> {
     pub name: &'a str,
     /// The parameter, to be updated.
     pub param: &'a mut [f32],
-    /// The SUM of the parameter's gradients over ranks, as long as the parameter. [`mean_grad`](Self::mean_grad)
-    /// returns the mean.
+    /// The SUM of the parameter's gradients over ranks. The slice has one value for each element of the parameter.
+    /// [`mean_grad`](Self::mean_grad) returns the mean.
     pub grad_sum: &'a [f32],
-    /// The states, in the order of [`StepParam::state_names`]. Each is as long as the parameter, and consists of zeros
-    /// before the first update.
+    /// The states, in the order of [`StepParam::state_names`]. Each state has one value for each element of the
+    /// parameter. Before the first update, all values are zero.
     pub states: &'a mut [&'a mut [f32]],
     /// The factor that turns the sum into the gradient for the step: 1 / (world size * loss scale) times the clip
     /// coefficient.

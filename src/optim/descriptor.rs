@@ -194,7 +194,7 @@ impl Field {
 /// false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
-    /// Their names per element, in the kernel's order.
+    /// The names of the states, in the kernel's order. A state has one value per element.
     pub names: &'static [&'static str],
     /// The hyperparameters that must all be on.
     pub on: &'static [&'static str],

@@ -43,7 +43,7 @@ pub const ALL: &[&Descriptor] = &[
 /// Only the types of this module implement this trait, because each needs a kernel. [`Custom`] runs the user's own code
 /// instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
-    /// Returns the names of the states per element. They are those of `torch.optim`.
+    /// Returns the names of the states that have one value per element. The names are those of `torch.optim`.
     fn state_names(&self) -> &'static [&'static str] {
         self.as_rule().state_names()
     }

@@ -163,8 +163,9 @@ pub enum Clip {
     /// Clips by the norm of the previous pass. Every mode knows this norm, even Eager. Clipping by this norm is not
     /// exact. If gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next
     /// pass uses the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped
-    /// or abandoned passes, are ignored. The bits are the same in every mode. A run that resumes from saved state also
-    /// loads the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
+    /// or abandoned passes, are ignored. With this clip, every mode steps the parameters to the same bits. A run that
+    /// resumes from saved state also loads the norm
+    /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

@@ -1,8 +1,8 @@
 //! One bucket's gradients. A communication hook sees them before or after they are summed over ranks.
 //!
-//! A hook sees a flat run of f32 without the tail counts, and the range of each parameter. After a sum has failed, all
-//! later sums of that hook fail, because ranks are then at different calls. On the host, a hook after the sum gets a
-//! slice. On a GPU it gets an address and a stream, and enqueues its work on the stream.
+//! A hook sees one flat array of f32 without the tail counts, and the range of each parameter. After a sum has failed,
+//! all later sums of that hook fail, because ranks are then at different calls. On the host, a hook after the sum gets
+//! a slice. On a GPU it gets an address and a stream, and enqueues its work on the stream.
 
 use std::fmt;
 use std::ops::Range;
@@ -32,8 +32,8 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Returns whether this is the last bucket of the plan that ranks reduce. A hook never sees local buckets. A bucket
-    /// is not reduced if all its parameters are frozen. If the last bucket is one of these, no call returns true.
+    /// Returns whether this is the last bucket of the plan, not counting local buckets, which a hook never sees. If all
+    /// parameters of that bucket are frozen, ranks do not reduce it, and `is_last` is true for no bucket of the pass.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
@@ -106,8 +106,8 @@ impl GradBucket<'_> {
         })
     }
 
-    /// Replaces all gradients by their sums over ranks, as without a hook. A hook may make any number of such calls,
-    /// but every rank's hook must make the same calls in the same order.
+    /// Replaces all gradients by their sums over ranks, as happens without a hook. A hook may make any number of such
+    /// calls, but every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]. Every later call then fails too.
@@ -137,7 +137,8 @@ impl GradBucket<'_> {
     }
 }
 
-/// Makes one all-reduce with the key of a call, unless an earlier all-reduce has failed.
+/// Makes one all-reduce with this key, and stores its error in `failed`. If `failed` already has the error of an
+/// earlier all-reduce, makes no all-reduce and returns that error.
 pub(super) fn sum(
     comm: &dyn Collective,
     key: CallKey,
@@ -273,7 +274,7 @@ impl EnqueuedSum<'_> {
         self.stream
     }
 
-    /// Returns the address of an element, an f32. The sum includes the loss scale and is not divided.
+    /// Returns the address of an f32 element. The sum includes the loss scale and is not divided.
     ///
     /// # Panics
     /// If there are fewer elements.

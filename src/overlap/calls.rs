@@ -73,7 +73,7 @@ impl CustomCalls {
         CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
     }
 
-    /// Makes calls of this kind with this function.
+    /// Lets `way` make all calls of this kind.
     pub fn with<W>(mut self, kind: CollectiveKind, way: W) -> CustomCalls
     where
         W: Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync + 'static,

@@ -37,7 +37,7 @@ const WAKE_NS: u64 = 200_000;
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// How long a launcher watches helpers that are inside a chunk before it sleeps until they leave.
+/// How long a launcher watches helpers that are inside a chunk. After this time, it sleeps until they leave.
 const WATCH: Duration = Duration::from_micros(50);
 
 /// A handle to the threads. Clones share them, and dropping the last clone ends them.

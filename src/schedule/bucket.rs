@@ -269,7 +269,8 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Broadcasts rank 0's parameters: in one call if they are one run of one type, and otherwise in several calls.
+    /// Broadcasts rank 0's parameters: in one call if they are contiguous and have one type, and otherwise in several
+    /// calls.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
@@ -309,8 +310,8 @@ impl Schedule {
         sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
-    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether the
-    /// bucket has any.
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether
+    /// there was anything to broadcast.
     fn broadcast_params(&mut self, bucket: u32) -> bool {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

@@ -1,10 +1,11 @@
-//! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, and sums of the
-//! numbers for decisions. This file also has the all-gathers that the trainer asks for.
+//! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, and reductions of
+//! integers in control memory (`Sum64`, `Max32`, `Min32`), such as those of the global norm. This file also has the
+//! all-gathers that the trainer asks for.
 //!
 //! Without shards, this file writes only the all-reduce of a bucket. The trainer unshards a bucket before it uses the
-//! bucket, and reshards it afterwards. Both run on the gather stream in the order of the calls, so only the buckets
-//! that the trainer has asked for are full. On the host, addresses stay the same, and the pages of other ranks' shards
-//! are freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+//! bucket, and reshards it afterwards. Unshards and reshards run on the gather stream in the order of the trainer's
+//! calls, so only the buckets that the trainer has asked for are full. On the host, addresses stay the same, and the
+//! pages of other ranks' shards are freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -44,8 +45,8 @@ impl Schedule {
             self.end_others(Span::others(Memory::Grads, described));
         }
         if !is_joined {
-            // Other ranks may not have frozen the bucket. Counts without sums use the groups of those ranks' sums, so
-            // that the ranks meet in a call and detect the difference.
+            // Other ranks may not have frozen the bucket. If this rank sums only the counts, it does so in the groups
+            // of the other ranks' sums, so that the ranks meet in a call and detect the difference.
             let is_world = steps || plan.replicas() == 1;
             let groups: &[Group] = if is_world { &[Group::World] } else { &[Group::Shards, Group::Replicas] };
             self.share_counts(bucket, groups, tail);

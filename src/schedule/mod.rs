@@ -45,7 +45,7 @@ pub enum Mode {
     Normed,
 }
 
-/// The decision that depends on norms of gradients, before the steps or for the next pass.
+/// Which decisions a pass makes from norms of gradients, before its steps or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// No decision, and no norm is computed.
@@ -220,8 +220,8 @@ impl Schedule {
         }
     }
 
-    /// Sets which numbers of control memory ranks add up during each bucket's step: one span for each `Measure` op.
-    /// These numbers are norms of parts of parameters. Rules such as LAMB scale the update by them.
+    /// Sets which numbers in control memory are added up over ranks during each bucket's step: one span for each
+    /// `Measure` op. These numbers are norms of parts of parameters. Rules such as LAMB scale the update by them.
     pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
         self.shared_norms = spans;
     }

@@ -29,7 +29,7 @@ pub(super) struct Readiness {
     /// Whether each parameter was declared unused in this pass, and the number of such parameters.
     unused: Vec<bool>,
     unused_count: usize,
-    /// Whether each parameter was declared unused before it was handed over.
+    /// Whether each parameter was declared unused in this pass without an earlier hand-over.
     left_out: Vec<bool>,
     /// Whether each parameter had a gradient in an earlier micro-batch of this pass, if each micro-batch is summed.
     contributed: Vec<bool>,
@@ -116,7 +116,7 @@ impl Readiness {
         self.unused[param]
     }
 
-    /// Returns whether the parameter was declared unused before it was handed over.
+    /// Returns whether the parameter was declared unused in this pass without an earlier hand-over.
     pub(super) fn is_left_out(&self, param: usize) -> bool {
         self.left_out[param]
     }
@@ -210,8 +210,8 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// Returns a bucket to launch now, if there is one. The bucket is complete, and the next one if buckets launch in
-    /// order. With `force`, the bucket may be incomplete.
+    /// Returns a bucket to launch now, if there is one. The bucket is complete. If buckets launch in index order, it is
+    /// also the next one in that order. With `force`, the bucket may be incomplete.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;

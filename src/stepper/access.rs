@@ -17,7 +17,7 @@ use crate::stepper::tensor::TensorId;
 impl<D: Device> Stepper<D> {
     /// Copies a tensor to the host, as f32 for every [precision](crate::Precision). Between passes it copies any
     /// tensor. In a pass it copies a parameter, or a gradient that was written in that pass. Writing the values back
-    /// restores the same bits if the precision is the same. A lower precision rounds them.
+    /// restores the same bits if the precision is the same. A lower precision rounds the values.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -35,7 +35,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Shapes
-    /// `into` is as long as the parameter.
+    /// `into` has as many elements as the parameter.
     ///
     /// # Ordering
     /// Waits for the last step of the tensor's bucket if the tensor is a parameter, a copy, or (inside a pass) a
@@ -44,8 +44,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` if the stepper keeps no
     /// such tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was
-    /// handed over in this micro-batch. `Order` for a gradient that was not written in the open pass (with
-    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch). `Order` between passes for a gradient that
+    /// handed over in this micro-batch. `Order` for a gradient that was not written in the open pass or, with
+    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch. `Order` between passes for a gradient that
     /// was [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
     /// failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
@@ -58,18 +58,19 @@ impl<D: Device> Stepper<D> {
     /// Replaces a tensor by values from the host. Write gradients inside a pass, and other tensors between passes.
     ///
     /// A write of a parameter also writes its [master weight](crate::Master). The first pass broadcasts all of rank 0's
-    /// parameters. After a later write of a parameter, the next pass broadcasts only rank 0's parameters of that
-    /// bucket. All ranks must write the same parameters. If ranks write different parameters, or one rank writes none,
-    /// the next collective returns `Mismatch`. If the ranks are in one process, the error names the parameter. States,
-    /// averages and local parameters are never broadcast. Every rank must write the same states and averages, and set
-    /// the same step counts ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average,
-    /// the next collective that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
+    /// parameters. After a later write of a parameter, the next pass broadcasts only the bucket that has this
+    /// parameter, from rank 0. All ranks must write the same parameters. If ranks write different parameters, or one
+    /// rank writes none, the next collective returns `Mismatch`. If the ranks are in one process, the error names the
+    /// parameter. States, averages and local parameters are never broadcast. Every rank must write the same states and
+    /// averages, and set the same step counts ([`set_step_count`](Self::set_step_count)). If only some ranks write a
+    /// state or an average, the next collective that [compares](Self::set_lr) returns `Mismatch`. The written values
+    /// are not compared.
     ///
     /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast, and each rank stores its shard of
-    /// the written values. Ranks then compare the written values, including those from before the first pass.
+    /// the written values. Ranks then compare the written values, also those of writes before the first pass.
     ///
     /// # Shapes
-    /// `from` is as long as the parameter.
+    /// `from` has as many elements as the parameter.
     ///
     /// # Ordering
     /// Waits for the last step of the tensor's bucket if the tensor is a gradient. For any other tensor, waits for all
@@ -88,10 +89,10 @@ impl<D: Device> Stepper<D> {
         self.note_written(id, memory)
     }
 
-    /// Lets `write` change each parameter. It is called in registration order, with each parameter's name and its
-    /// content as f32. The next pass broadcasts rank 0's parameters. All ranks must write the same parameters, as with
-    /// [`write`](Self::write). If the master is [sharded](crate::Strategy), `write` gets the rounded parameter instead
-    /// of the master.
+    /// Lets the closure `write` change each parameter. The closure is called once per parameter, in registration order,
+    /// with the parameter's name and its values as f32. The next pass broadcasts rank 0's parameters. All ranks must
+    /// write the same parameters, as with [`Stepper::write`](Self::write). If the master is [sharded](crate::Strategy),
+    /// the closure gets the rounded parameter instead of the master.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) all ranks must make this call together,
@@ -140,7 +141,7 @@ impl<D: Device> Stepper<D> {
         self.plan.keeps_ema()
     }
 
-    /// Returns the states that a parameter's own optimizers keep. The parameter's other states stay zero.
+    /// Returns the names of the states that a parameter's own optimizers keep. The parameter's other states stay zero.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
@@ -158,7 +159,7 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device lags the host
+    /// Returns, without waiting, the status of the newest pass that is known to have ended. If the device lags the host
     /// by two passes, the status is two passes old. Returns `None` before the first pass has ended. Abandoned passes
     /// have no status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {

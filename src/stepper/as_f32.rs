@@ -46,7 +46,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Decodes the values of a range of a tensor. In an 8-bit state, the range must start at a block of codes. `fetch`
-    /// is called for each memory that has a part of the values, and copies that part's bytes.
+    /// is called for each `Memory` that has a part of the values, and copies that part's bytes.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -79,7 +79,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies f32 values from the host to a tensor. If the tensor has fewer bits, the values are rounded to nearest.
+    /// Copies f32 values from the host to a tensor. If the tensor's elements have fewer than 32 bits, the values are
+    /// rounded to nearest.
     pub(super) fn write_values(&self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
         let segment = self.claim(id, values, true)?;
@@ -116,14 +117,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a parameter to the host as it is stored, without its master. If the parameter is sharded, all ranks make
+    /// Copies a stored parameter, and not its master, to the host as f32. If the parameter is sharded, all ranks make
     /// this call together.
     pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a parameter to the host as it is stored, from only this rank's memory. The rank must have the full
-    /// parameter, unless nothing was written yet.
+    /// Copies a stored parameter, and not its master, to the host as f32. Reads only this rank's memory. The rank must
+    /// have the full parameter, unless nothing was written yet.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
@@ -151,8 +152,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the memory that holds a tensor's values. For a parameter with an f32 master, this is the master's
-    /// memory. The second memory, if any, holds remainders or the scales of 8-bit codes.
+    /// Returns the `Memory` that holds a tensor's values. For a parameter with an f32 master, this is `Memory::Master`.
+    /// The second `Memory`, if any, holds remainders or the scales of 8-bit codes.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {
@@ -174,7 +175,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.plan.storage_of(segment).precision)
     }
 
-    /// Returns the kernels' code for a memory's format, and whether its values may be negative.
+    /// Returns the number by which the kernels know a tensor's storage format, and whether the tensor's values may be
+    /// negative.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage_of(segment);
         let code = match memory {

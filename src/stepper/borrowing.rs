@@ -26,8 +26,9 @@ impl StepperBuilder<'_> {
     /// [`uneven_inputs`](Self::uneven_inputs), [`bucket_cap_bytes`](Self::bucket_cap_bytes) and
     /// [`Unused::Skip`](crate::Unused::Skip). `Unused::Skip` needs counts of ranks, and borrowed buckets have no room
     /// for them. Call [`Stepper::set_unused`] for parameters that no rank used. The default of [`unused`](Self::unused)
-    /// is [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), zeros
-    /// overwrite each gradient that you wrote without first making one of the calls below, and the step uses the zeros.
+    /// is [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), make one of
+    /// the three calls below before you write a gradient through your own pointer. Otherwise zeros overwrite the
+    /// gradient, and the step uses the zeros.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -53,7 +54,7 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// The first pass writes rank 0's parameters over those of the other ranks. After a [write](Stepper::write) of a
-    /// parameter, the next pass broadcasts rank 0's parameters of that bucket.
+    /// parameter, the next pass broadcasts the bucket that has this parameter, from rank 0.
     ///
     /// In a pass, three calls mark a gradient as written and wait for the last step: [`Stepper::view_mut`] of the
     /// gradient, [`Grads::get_mut`](crate::Grads::get_mut) and [`Stepper::bucket_mut`]. After one of these calls you
@@ -73,7 +74,8 @@ impl StepperBuilder<'_> {
     /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
     /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
     ///    write it.
-    /// 5. Never write a parameter with a [master](crate::Master) directly. Call [`Stepper::write`], which writes both.
+    /// 5. If a parameter has a [master](crate::Master), never write the parameter directly. Call [`Stepper::write`],
+    ///    which writes the parameter and its master.
     ///
     /// Closing or dropping the stepper waits for steps that still run. It waits for the caller's sums without a
     /// deadline. Unless the thread panics, it also waits for queued collectives until the deadline.
@@ -88,10 +90,10 @@ impl StepperBuilder<'_> {
     /// `scale` and `found_inf` are two of the scaler's tensors, with one f32 each. `scale` is the scaler's `_scale`,
     /// and `found_inf` is the optimizer's tensor in `found_inf_per_device`. Both must lie where steps run: in the
     /// device's memory or, with [`offload`](Self::offload), in the host's memory. A pass reads the scale once when it
-    /// begins, and its steps divide gradients by that scale. The scale must be finite and above 0. If `found_inf` is
-    /// not 0 when the pass is finished, the pass is skipped. All ranks must then have the same `found_inf`. A pass with
-    /// an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if the pass was skipped, and
-    /// to 0 otherwise, as `GradScaler.update` expects.
+    /// begins, and its steps divide gradients by that scale. The scale must be finite and above 0. When the pass is
+    /// finished, all ranks must have the same `found_inf`. The pass is skipped if `found_inf` is not 0 at that time. A
+    /// pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if the pass was
+    /// skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -122,7 +124,7 @@ impl StepperBuilder<'_> {
     /// pass uses the same addresses in every replay. With offload on a GPU, capture is refused.
     ///
     /// # Errors
-    /// Building the stepper returns these errors. `Config` if an address is null, in Eager, or with
+    /// Building the stepper returns these errors. `Config` if an address is null. `Config` in Eager. `Config` with
     /// [`Clip::PerBucket`](crate::Clip::PerBucket). On a GPU, `Layout` if an address is not in the memory where steps
     /// run.
     ///
@@ -189,8 +191,8 @@ impl<D: Device> Stepper<D> {
     /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU the
     /// trainer's stream waits. Later work on that stream, such as freeing the old memory, comes after all work that
     /// uses the old memory. The host waits only if parameters move a third time before the GPU has copied the addresses
-    /// of the first move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare layouts,
-    /// buckets and options.
+    /// of the first move. If the buckets are new, the host waits for all steps even if they run on a GPU, and ranks
+    /// compare layouts, buckets and options.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
     /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
@@ -199,8 +201,8 @@ impl<D: Device> Stepper<D> {
     /// `Unsupported` if the stepper owns its memory. `Layout` if a tensor has no address or two addresses, is
     /// misaligned for its type, overlaps another tensor, or is in memory that the device cannot reach. `Order` inside a
     /// pass. `Poisoned` after a failure. After these errors the stepper is unchanged and uses the old memory. `Device`
-    /// if a GPU's driver refuses a copy of the new addresses. The stepper is then poisoned, and may use both memories
-    /// until it is closed.
+    /// if a GPU's driver refuses a copy of the new addresses. The stepper is then poisoned, and may use both the old
+    /// and the new memory until it is closed.
     ///
     /// # Safety
     /// From now on the new memory meets the contract of the constructor that borrowed the old memory. Until this call

@@ -389,7 +389,7 @@ impl StepperBuilder<'_> {
         Agreement::new(self.layout, plan, &options)
     }
 
-    /// Returns the divisor of the summed gradients if all ranks have data.
+    /// Returns the divisor of the summed gradients for a pass in which all ranks have data.
     fn divisor(&self, world_size: u32) -> f64 {
         self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }

@@ -234,8 +234,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets when steps run. The default is [`Mode::Eager`](crate::Mode). All modes give the same bits if nothing is
-    /// clipped or skipped.
+    /// Sets when steps run. The default is [`Mode::Eager`](crate::Mode). If nothing is clipped or skipped, training
+    /// gives bit-identical parameters and states in all modes.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
@@ -258,15 +258,15 @@ impl<'a> StepperBuilder<'a> {
     /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
     ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided only by
     ///   the loss scale. The gradients of parameters that are [averaged or left](crate::SegmentAction), or have no
-    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip them too. After an abandoned
-    ///   pass, a bucket that was not stepped holds the sums or this rank's own gradients.
+    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip these gradients too. After an
+    ///   abandoned pass, a bucket that was not stepped holds the sums or this rank's own gradients.
     /// * [`Release`](Gradients::Release): in Eager, each bucket's pages are returned to the operating system right
     ///   after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is faster
     ///   than the steps. In the other modes all gradients are in memory when the last gradient has been reduced. The
     ///   next write maps the pages again, one by one, and therefore costs more than a write to mapped pages. A page is
-    ///   not returned if it also holds the counts of ranks that had a gradient, or a gradient with the action
-    ///   [`Average` or `Leave`](crate::SegmentAction). `Release` needs Linux and a stepper on the CPU that owns its
-    ///   memory, and is refused otherwise.
+    ///   not returned if it also holds a gradient with the action [`Average` or `Leave`](crate::SegmentAction), or the
+    ///   counts of ranks that had a gradient. `Release` needs Linux and a stepper on the CPU that owns its memory, and
+    ///   is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -327,7 +327,7 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps an exponential moving average of each parameter in f32, or of its [master weight](crate::Master) if it has
+    /// Keeps an exponential moving average in f32 of each parameter, or of its [master weight](crate::Master) if it has
     /// one. Each update of the parameter sets the average to `decay * average + (1 - decay) * parameter`, in the same
     /// launch. Before the first update the average is zeros. The first update sets it to the parameter. A custom
     /// optimizer ([`Custom`](crate::optim::Custom)) keeps no average. [`Stepper::read`](crate::Stepper::read) returns

@@ -14,7 +14,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl<D: Device> Stepper<D> {
-    /// Finds the memory that a tensor lies in.
+    /// Returns the parameter to which a tensor belongs, and the `Memory` in which it lies.
     pub(super) fn find(&self, tensor: TensorId<'_>) -> Result<(ParamId, Memory)> {
         let found = match tensor {
             TensorId::Param(id) => (id, Memory::Params),
@@ -33,9 +33,9 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes, also waits for all steps, except for a
-    /// parameter or copy. `claim` then waits for only that tensor's bucket, so later buckets are stepped and gathered
-    /// meanwhile.
+    /// Refuses a tensor that the trainer may not read now. Between passes, also waits for all steps, unless the tensor
+    /// is a parameter or a copy. For these two, `claim` waits for only the tensor's bucket, so later buckets are
+    /// stepped and gathered meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -122,7 +122,8 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// If the trainer is a stream, records its accesses since its claim. Call this before a hand-over.
+    /// If the trainer is a stream, records the accesses that it may have made since its claim. Call this before a
+    /// hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {

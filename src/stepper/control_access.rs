@@ -1,7 +1,8 @@
 //! Reads and writes the device's memory between launches: settings, counts, the status of a pass, and tensors.
 //!
 //! A function claims its bytes in the schedule and records the access for the checker, before it calls the device. Some
-//! functions leave both to their callers, and say so. Only this file and `views.rs` access memory that ops touch.
+//! functions leave claiming and recording to their callers, and say so. Only this file and `views.rs` access memory
+//! that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -122,7 +123,8 @@ impl<D: Device> Stepper<D> {
         device.write(to, bytes, theirs)
     }
 
-    /// Copies a record's progress to another device. The caller has claimed everything.
+    /// Copies the progress of one parameter's optimizer to another device. `from` and `to` are numbers of assignment
+    /// records. The caller has claimed everything.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
         // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
         let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };

@@ -32,9 +32,9 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many updates a parameter has had by its first optimizer. With the key `(parameter, optimizer)`, it
-    /// counts the updates by that [optimizer](Self::optimizers_of). The counts of a parameter's optimizers differ only
-    /// if an optimizer was [added later](Self::add_optimizer_for).
+    /// Returns how many updates a parameter has had by its first optimizer. With the key `(parameter, optimizer)`,
+    /// returns the number of updates by that [optimizer](Self::optimizers_of). The counts of a parameter's optimizers
+    /// differ only if an optimizer was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -82,7 +82,7 @@ impl<D: Device> Stepper<D> {
         let (param, first) = self.first_round(key)?;
         let rounds = match key.optimizer {
             Some(_) => first..first + 1,
-            // A parameter without an optimizer keeps one record too, because an optimizer may be added later.
+            // A parameter without an optimizer also keeps one step count, because an optimizer may be added later.
             None => 0..self.optimizers.rounds(param).max(1),
         };
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());

@@ -1,5 +1,5 @@
-//! Steppers that predict their run. Options, refusals, byte counts and schedule are those of a real run, but no memory
-//! is allocated.
+//! Steppers that predict a training run. Options, refusals, byte counts and schedule are those of real training, but no
+//! memory is allocated.
 //!
 //! `src/forecast.rs` has the device. This file builds the stepper, and has the calls that advance the trainer's clock.
 
@@ -15,10 +15,10 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
-    /// Builds a stepper that predicts the run of one rank of a group. It predicts which ops run, when they run, and how
-    /// many bytes the rank needs. `cost` gets an op and the number of bytes that it moves, and returns the op's
-    /// nanoseconds. The trainer calls this stepper like a real stepper, and advances its own clock with
-    /// [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
+    /// Builds a stepper that predicts the training of one rank: which ops run, when they run, and how many bytes the
+    /// rank needs. `cost` gets an op and the number of bytes that it moves, and returns the op's nanoseconds. The
+    /// trainer calls this stepper like a real stepper, and advances its own clock with [`Foresight::compute`]. Nothing
+    /// is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -59,7 +59,7 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// A stepper that predicts its run, together with the trainer's clock. It dereferences to the stepper.
+/// A stepper that predicts a training run, together with the trainer's clock. It dereferences to the stepper.
 pub struct Foresight(Stepper<Forecast>);
 
 impl Foresight {

@@ -73,8 +73,8 @@ impl StepperBuilder<'_> {
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). Work on the trainer's stream must run after the work that filled the
     /// parameters. Between passes, work on that stream may fill parameters again after [`Stepper::ptr`]. Every rank
-    /// must fill in the same values, because nothing broadcasts them. Never fill a parameter with a [master
-    /// weight](crate::Master) in this way, because only [`Stepper::write`] writes masters.
+    /// must fill in the same values, because nothing broadcasts them. If a parameter has a [master
+    /// weight](crate::Master), never fill the parameter in this way, because only [`Stepper::write`] writes masters.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the

@@ -39,8 +39,8 @@ impl<D: Device> Stepper<D> {
 
     /// Sets one or more hyperparameters of an optimizer from the next pass on. If a value is refused, none is set. The
     /// names are the fields of the optimizer's type, as in `torch.optim`. The values are checked together, so set
-    /// hyperparameters that depend on each other in one call. The key, ordering and agreement between ranks are as for
-    /// [`set_lr`](Self::set_lr).
+    /// hyperparameters that depend on each other in one call. `optimizer`, ordering and agreement between ranks are as
+    /// for [`set_lr`](Self::set_lr).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -63,8 +63,9 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
-    /// buffer. Momentum can be switched on later only if another SGD in the same round has a buffer. A state that is
-    /// used for the first time is zeros. A state that was used before continues from its old values.
+    /// buffer. Momentum can be switched on later only if another SGD in the same round (first, second or later
+    /// optimizer of its parameters) has a buffer. A state that is used for the first time is zeros. A state that was
+    /// used before continues from its old values.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and

@@ -3,7 +3,7 @@
 //! `state/` defines the data, `stepper.rs` owns it, and the other files are the interface for users. No file imports a
 //! file of a higher layer (`tests/house/tidy`). The safe interface cannot race. Slices borrow the stepper, and every
 //! launch borrows the stepper mutably. Every access first waits for the ops that it conflicts with. Only the schedule
-//! decides the order of ops. These files forward events to the schedule.
+//! decides the order of ops. These files only tell the schedule what the trainer does.
 
 mod access;
 mod as_f32;

@@ -23,10 +23,10 @@ impl StepperBuilder<'_> {
     ///
     /// On a GPU the driver calls the host's kernels in the order of a stream (`cuLaunchHostFunc`).
     /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
-    /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in such a callback and must make no CUDA
-    /// call. The tensors of a [`grad_scaler`](Self::grad_scaler) must lie in the host's memory. Collectives must also
-    /// accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper waits for
-    /// running steps.
+    /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in a callback of the driver and must make no
+    /// CUDA call. The tensors of a [`grad_scaler`](Self::grad_scaler) must lie in the host's memory. Collectives must
+    /// also accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper
+    /// waits for running steps.
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
     /// whether an entry of [`Stepper::memory`] is in the host's memory. The host device has only the host's memory.
@@ -76,8 +76,8 @@ pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Copies parameters that the host has stepped to the device after a failure, because the failure may have skipped
-    /// their copies.
+    /// After a failure, updates the device's copies of the parameters from the host's memory, because the failure may
+    /// have skipped the ops that make these copies.
     pub(super) fn restore_params(&mut self) -> Result<()> {
         if !self.plan.is_offloaded() || self.run.get_mut().refuse_rescued().is_ok() {
             return Ok(());

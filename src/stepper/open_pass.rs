@@ -103,8 +103,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Order` if no pass is open, if the parameter is frozen, or if it was already handed over as often as it is used.
-    /// `Order` if the gradient was not written in this pass (with [`Accumulation::Summed`](crate::Accumulation), in
-    /// this micro-batch). `Layout` if `id` is of another layout. A refused call launches nothing.
+    /// `Order` if the gradient was not written in this pass or, with [`Accumulation::Summed`](crate::Accumulation), in
+    /// this micro-batch. `Layout` if `id` is of another layout. A refused call launches nothing.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -160,8 +160,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over a bucket: all uses of each parameter that is neither frozen nor [unused](Self::set_unused). Every
-    /// gradient that is handed over must have been written, with every option of [`Unused`](crate::Unused). To leave a
-    /// gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
+    /// gradient that is handed over must have been written, no matter which option of [`Unused`](crate::Unused) is set.
+    /// To leave a gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
     /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU, pass an event
     /// to `bucket_ready_after` instead.
     ///
@@ -283,8 +283,8 @@ impl<D: Device> Stepper<D> {
     /// Abandons the open pass. The gradients of buckets that have not been launched are discarded.
     ///
     /// # Ordering
-    /// Returns at once, unless the pass broadcasts parameters. This call then waits for the broadcast. In Sequential
-    /// and Normed no parameter has changed. In Eager the buckets named in the result stay stepped.
+    /// If the pass broadcasts parameters, this call waits for the broadcast. Otherwise it returns at once. In
+    /// Sequential and Normed no parameter has changed. In Eager the buckets named in the result stay stepped.
     /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
     /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or
     /// `Mismatch`.

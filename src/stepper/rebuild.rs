@@ -1,5 +1,5 @@
-//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Both keep every bit of the training's
-//! state.
+//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Neither changes a bit of the
+//! training's state.
 //!
 //! All ranks use rank 0's order. Rank 0 broadcasts it through the gradients' memory, because every device and every
 //! collective can send gradients. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer
@@ -29,9 +29,9 @@ impl<D: Device> Stepper<D> {
     /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. It
     /// changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
-    /// anew, because the checker needs the buckets of a recording. [Take](Self::take_recording) the old recording
-    /// before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the call, and the
-    /// trainer must ask for addresses again.
+    /// anew, because the checker can check a recording only with the buckets that were in use when it was made.
+    /// [Take](Self::take_recording) the old recording before this call. On a GPU, [`replay`](Self::replay) refuses
+    /// passes that were captured before the call, and the trainer must ask for addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -58,8 +58,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Unsupported` if the caller sums the buckets, or owns them (use [`rebind`](Self::rebind)). `Order` inside a
-    /// pass. `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory, the stepper
-    /// keeps its old buckets. If only some ranks keep their old buckets, the next collective that [compares
+    /// pass. `Poisoned` after a failure. If the new buckets cannot be built, for example for lack of memory, the
+    /// stepper keeps its old buckets. If only some ranks keep their old buckets, the next collective that [compares
     /// calls](Self::set_lr) returns `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
@@ -283,8 +283,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Config` if the layout has no such group, if the group already has an optimizer, or if it would step no
-    /// parameter. Other errors as for [`add_optimizer_for`](Self::add_optimizer_for).
+    /// `Config` if the layout has no such group, if the group already has an optimizer, or if the new optimizer would
+    /// step no parameter. Other errors as for [`add_optimizer_for`](Self::add_optimizer_for).
     pub fn add_group(&mut self, name: &str, optimizer: impl Optimizer + 'static) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
         let group = self.layout.require_group("group", name)?;

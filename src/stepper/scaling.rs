@@ -40,8 +40,8 @@ impl<D: Device> Stepper<D> {
         self.read_scaler()
     }
 
-    /// Sets the state of dynamic loss scaling, to resume a run. All ranks must set the same state. If they differ, the
-    /// next pass's first collective that [compares calls](Self::set_lr) returns `Mismatch`.
+    /// Sets the state of dynamic loss scaling, to resume a run. All ranks must set the same state. If the states
+    /// differ, the next pass's first collective that [compares calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
@@ -106,10 +106,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm of the last pass's averaged gradients over the groups that are clipped together with this
-    /// group. If the group is [clipped alone](crate::StepperBuilder::group_clip), the result is the norm of this group.
-    /// If the group is not clipped, the result is the norm of all groups that are not clipped. Otherwise the result is
-    /// [`Status::norm`](crate::Status::norm). Returns `None` if `Status::norm` is `None`, and after
+    /// Returns the norm of the last pass's averaged gradients. The norm covers all groups that are clipped together
+    /// with this group. If the group is [clipped alone](crate::StepperBuilder::group_clip), the result is the norm of
+    /// this group. If the group is not clipped, the result is the norm of all groups that are not clipped. Otherwise
+    /// the result is [`Status::norm`](crate::Status::norm). Returns `None` if `Status::norm` is `None`, and after
     /// [`rebuild_buckets`](Self::rebuild_buckets) until the next pass.
     ///
     /// # Ordering

@@ -118,7 +118,7 @@ impl StepperBuilder<'_> {
         Ok(if self.accumulation == Accumulation::Summed { plan.with_summed_micro_batches() } else { plan })
     }
 
-    /// Refuses a collective that does not know one of the strategy's calls.
+    /// Refuses a collective that lacks any of the calls that the strategy needs.
     pub(super) fn refuse_unknown_calls(&self, comm: &dyn Collective) -> Result<()> {
         if self.strategy == Strategy::Replicated {
             return Ok(());
@@ -170,7 +170,7 @@ impl<D: Device> Stepper<D> {
     /// make this call together, for the same tensor. A gradient is copied as the sum over ranks.
     ///
     /// # Shapes
-    /// `into` is as long as the parameter.
+    /// `into` has as many elements as the parameter.
     ///
     /// # Ordering
     /// Waits for all steps and, if the tensor is sharded, for the other ranks.
@@ -189,8 +189,8 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a full tensor from all ranks, or from only this rank if the tensor is full here.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
-        // In a group of one, this rank has all of the tensor. No call is made then, because a call overwrites gradients
-        // while a slice of them may be alive.
+        // In a group of one, this rank has all of the tensor. No collective runs then, because it would overwrite
+        // gradients while a slice of them may be alive.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
         let memory = whole.memory;
         if is_sharded && (memory == Memory::Grads || memory.is_sharded_state() || self.plan.shards_params()) {
@@ -204,7 +204,7 @@ impl<D: Device> Stepper<D> {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
-    /// Gathers a tensor from all ranks in rounds. Each round gathers one piece of every rank's shard.
+    /// Gathers a tensor from all ranks by several collectives. Each collective gathers one piece of every rank's shard.
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
@@ -233,8 +233,8 @@ impl<D: Device> Stepper<D> {
 
     /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
-        // Between passes no slice of these gradients can exist, because `refuse_shard` refuses such slices. Local
-        // gradients lie after these gradients.
+        // Between passes no slice of a sharded gradient can exist, because `refuse_shard` refuses the slice. Local
+        // gradients lie after the sharded gradients.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
         let room = room / self.plan.shards().0 as usize;
         bytes.next_multiple_of(LINE).min(room - room % LINE)
@@ -304,8 +304,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if no pass broadcasts them. Parameters with sharded masters and sharded
-    /// parameters are not broadcast, because each rank has only a shard.
+    /// Adds written values to the agreement if no pass broadcasts them. Sharded parameters, and parameters with sharded
+    /// masters, are not broadcast, because each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

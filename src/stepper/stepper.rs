@@ -1,7 +1,7 @@
 //! The stepper: one rank's layout, plan, state and run, with the calls that need nothing else.
 //!
-//! The stepper forwards events to the schedule, which decides the order of the ops. The safe interface cannot race,
-//! because views borrow the pass, and every launch borrows the pass mutably or consumes it.
+//! The stepper tells the schedule what the trainer does, and the schedule decides the order of the ops. The safe
+//! interface cannot race, because views borrow the pass, and every launch borrows the pass mutably or consumes it.
 
 use crate::launch::Settings;
 use std::cell::RefCell;
@@ -45,7 +45,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) settings: Settings,
     /// Whether these settings still have to be written to the device.
     pub(super) settings_changed: bool,
-    /// The divisor of summed gradients if all ranks have data.
+    /// The divisor of summed gradients for a pass in which all ranks have data.
     pub(super) divisor: f64,
     pub(super) clip: Option<Clip>,
     /// The loss scale as it was configured.
@@ -74,19 +74,20 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many bytes each memory takes, padding included. The arenas of parameters, of gradients and of each
-    /// state have the same number of elements, because they share offsets. The
+    /// Returns how many bytes each kind of [`Memory`] takes, padding included. The arenas of parameters, of gradients
+    /// and of each state have the same number of elements, because they share offsets. The
     /// [precision](crate::StepperBuilder::precision) sets the size of an element. For [sharded
-    /// parameters](crate::Strategy::Fsdp), the number counts the shards and the buckets that are unsharded now.
+    /// parameters](crate::Strategy::Fsdp), the bytes are those of this rank's shards and of the buckets that are
+    /// unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.resharded_bytes(memory));
         sizes.into_iter().map(present).collect()
     }
 
-    /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) was set. The
-    /// checker accepts only complete lists. A list that begins in the middle of a run lacks the Records for some of its
-    /// Waits.
+    /// Returns what was recorded since the last `take_recording`, if [`record`](crate::StepperBuilder::record) was set.
+    /// The checker accepts only complete lists. A list that begins in the middle of a training run lacks the Records
+    /// for some of its Waits.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

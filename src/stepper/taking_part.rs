@@ -23,7 +23,7 @@ impl<D: Device> Stepper<D> {
     /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass and
     /// takes no gradient. Its value, state and step count do not change, and no bucket waits for it. A bucket in which
     /// every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen
-    /// parameter is reduced as zeros. All ranks must freeze the same parameters. If they differ, the next collective
+    /// parameter is reduced as zeros. All ranks must freeze the same parameters. If ranks differ, the next collective
     /// that [compares calls](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the
     /// other ranks get a `Deadline` or `PeerLost`.
     ///
@@ -71,7 +71,7 @@ impl<D: Device> Stepper<D> {
     /// do not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets do not wait for
     /// them, and the trainer can still read them.
     ///
-    /// If the gradient of such a parameter was written in this pass and not handed over, the stepper replaces it by
+    /// If the gradient of an unused parameter was written in this pass and not handed over, the stepper replaces it by
     /// zeros before the reduce. After a hand-over, and with sums [by the caller](crate::Sums::by_caller), the stepper
     /// does not write the gradient, so the gradient must be zeros. With [`Accumulation::Summed`](crate::Accumulation),
     /// the gradient keeps the sums of earlier micro-batches.

@@ -1,7 +1,7 @@
 //! The identifier of one tensor of a parameter, and the bytes of its elements.
 //!
-//! Every call that reads or writes a tensor takes a `TensorId`. The identifier does not name a memory: `claims.rs`
-//! finds the memory, and refuses tensors that the stepper does not have. All readers and writers take the byte range
+//! Every call that reads or writes a tensor takes a `TensorId`. The identifier does not name a `Memory`: `claims.rs`
+//! finds the `Memory`, and refuses tensors that the stepper does not have. All readers and writers take the byte range
 //! from `Elements`.
 
 use std::ops::Range;
@@ -29,8 +29,8 @@ pub enum TensorId<'n> {
     /// The parameter itself. Reading it as f32 returns its [master weight](crate::Master), if it has one.
     Param(ParamId),
     /// The parameter's gradient. After a pass it is **the sum over ranks, including the loss scale**. It is neither
-    /// divided nor clipped. The step does both by one factor, and does not write the gradient. For the mean, divide the
-    /// sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// divided nor clipped. The step divides and clips by one common factor, and does not write the gradient. For the
+    /// mean, divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
     /// [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
     /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient after the step.
     Grad(ParamId),
@@ -99,8 +99,8 @@ impl<'s> Elements<'s> {
         Elements { memory, segment, range }
     }
 
-    /// Returns the span that has these elements now. With offload, parameters are only in the host's memory while their
-    /// bucket is resharded.
+    /// Returns the span that has these elements now. While its bucket is resharded, an offloaded parameter lies only in
+    /// the host's memory.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);

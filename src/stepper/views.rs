@@ -59,7 +59,7 @@ impl<'a> Grads<'a> {
     /// `id.grad()`, or [`write`](Self::write), which converts.
     ///
     /// # Shapes
-    /// The slice is as long as the parameter, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// The slice has as many elements as the parameter, and is aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of the gradient's bucket.
@@ -114,7 +114,7 @@ impl<'a> Grads<'a> {
     /// Values of any type are converted to the gradient's type, so a backward in bf16 can write f32 gradients.
     ///
     /// # Shapes
-    /// `values` is as long as the parameter. Values for a 16-bit gradient are rounded to nearest.
+    /// `values` has as many elements as the parameter. Values for a 16-bit gradient are rounded to nearest.
     ///
     /// # Ordering
     /// Ordering as for [`get_mut`](Self::get_mut).
@@ -211,7 +211,7 @@ impl Stepper {
     }
 
     /// Returns a tensor in place, in the type in which the stepper stores it. Between passes, any tensor can be viewed.
-    /// In a pass, only parameters can be viewed, and gradients that were written in that pass. [`read`](Self::read)
+    /// In a pass, only parameters and the gradients that were written in that pass can be viewed. [`read`](Self::read)
     /// copies a tensor of any type as f32.
     ///
     /// The slice cannot be used after any gradient is handed over:
@@ -243,7 +243,7 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// The slice is as long as the registered parameter, and aligned to 64 bytes unless the memory is
+    /// The slice has as many elements as registered for the parameter, and is aligned to 64 bytes unless the memory is
     /// [borrowed](crate::Borrowed).
     ///
     /// # Ordering

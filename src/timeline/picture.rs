@@ -166,7 +166,7 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane, one per stream. A stream that only some runs have gets no row if no lane uses it.
+/// The rows of each lane, one per stream. A stream that only some steppers use gets no row if no lane uses it.
 #[derive(Clone, Copy)]
 struct Rows {
     has: [bool; STREAMS],

@@ -111,9 +111,9 @@ impl FromStr for Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
-    /// Never: the step rotates through several buckets, together at least four times as large as the cache.
+    /// Never: the steps rotate through several buckets, which together are at least four times as large as the cache.
     Beyond,
-    /// Always: the step repeats one bucket of at most a quarter of the cache.
+    /// Always: every step uses the same bucket, which has at most a quarter of the cache's size.
     Resident,
 }
 

@@ -99,7 +99,7 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
     let mut stages = [None; STAGES.len()];
     let mut clock = Instant::now();
     let mut next = 0;
-    // Sets the time since the last call.
+    // Sets the time of the next stage: the time since `clock` was set.
     let mut lap = |clock: &mut Instant| {
         stages[next] = Some(clock.elapsed().as_secs_f64() * 1e9 / names.len() as f64);
         next += 1;
@@ -140,7 +140,7 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
     stepper.status()?;
     lap(&mut clock);
 
-    // Memory of all parameters and buckets, including the list of their addresses.
+    // Moves the memory of all parameters and buckets. The time includes making the list of addresses.
     let mut moving = Moving::new(&layout, IN_BUCKET)?;
     clock = Instant::now();
     moving.move_all()?;
@@ -155,7 +155,7 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
             checkpoint::read(&mut stepper, Cursor::new(bytes))?;
             lap(&mut clock);
         }
-        // The format bounds its header.
+        // The format limits the length of its header.
         Err(Error::Checkpoint(_)) => {}
         Err(error) => return Err(error),
     }

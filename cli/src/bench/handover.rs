@@ -1,5 +1,5 @@
-//! The cost of a hand-over on the trainer's thread. In one case `grad_ready` is called inside a bucket. In the other
-//! case each call completes a bucket and queues the bucket's ops.
+//! The cost of a hand-over on the trainer's thread. In one case a call of `grad_ready` only counts a gradient. In the
+//! other case each call completes a bucket and queues the bucket's ops.
 //!
 //! Buckets are tiny, so the streams do little work. The cost includes the locks and wake-ups of the streams. Only the
 //! trainer's thread is timed.

@@ -58,7 +58,7 @@ impl Ticks {
     fn parse(machine: &str, process: &str) -> Option<Ticks> {
         let cores = machine.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let cores: Vec<u64> = cores.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-        // Time of guests is in the first two as well.
+        // `user` and `nice` include the time of guests, which Linux also lists separately.
         let [user, nice, system, idle, iowait, irq, softirq, steal] = *cores.first_chunk()?;
         let busy = user + nice + system + irq + softirq;
         // The name, in parentheses, may contain anything. The state comes next, and is the third field.

@@ -1,7 +1,7 @@
 //! Medians with their spread.
 //!
 //! A spread is of all samples that it is given. None is dropped as an outlier, because users meet slow rounds too. The
-//! benches leave out warm-up rounds before.
+//! benches leave out warm-up rounds before they compute a spread.
 
 use serde::Serialize;
 

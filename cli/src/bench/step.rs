@@ -72,7 +72,7 @@ fn one(
         return print_line(&line);
     }
     let mut launcher = cases::launcher(case, kind, shape, isa, threads, options.quick)?;
-    // The ceiling moves each f32 array once. Other bytes count at the rate of these.
+    // The ceiling moves each f32 array once. If a step has other element types, this time is scaled to its bytes.
     let mut f32s = match kind {
         Kind::F32 => None,
         _ => Some(cases::launcher(case, Kind::F32, shape, isa, threads, options.quick)?),
@@ -88,7 +88,7 @@ fn one(
     let buckets = launcher.plan().buckets().len().min(fewest);
     let elements = shape.elements() as f64;
     let sample = shape.buckets_per_sample().min(buckets);
-    // Cached shapes repeat their only bucket. Others rotate to the least recently used buckets.
+    // A cached shape steps its only bucket again and again. Other shapes continue with the least recently used buckets.
     let sweeps = if buckets == 1 { (SAMPLE_ELEMENTS / elements).ceil() as usize } else { 1 };
     let of_sample = 1.0 / (elements * (sample * sweeps) as f64);
     let mut next = 0;
@@ -167,7 +167,7 @@ fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Res
         let each = cases::resident_bytes(case, kind)?;
         Ok::<u64, instep::Error>((shape.buckets(each, quick) * shape.elements()) as u64 * each)
     };
-    // Another precision is compared with as many buckets, and its ceiling has f32 arrays of its own.
+    // Another precision needs as many buckets again for the comparison, and f32 arrays for the ceiling.
     let needed = bytes_of(kind)? + if kind == Kind::F32 { 0 } else { bytes_of(kind)? + bytes_of(Kind::F32)? };
     let (name, precision, elements) = (case.name(), kind.name(), shape.elements());
     let bytes = elements as u64 * kind.precision().grad.bytes();

@@ -39,8 +39,8 @@ pub(super) fn commit() -> String {
     first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
 }
 
-/// Returns the processor's name, with family and model. They are added because a virtual machine may hide the
-/// generation in the name.
+/// Returns the processor's name, with family and model. Family and model are added, because on a virtual machine the
+/// name may hide the generation.
 pub(super) fn cpu_model() -> String {
     let text = read("/proc/cpuinfo");
     let field = |name: &str| {

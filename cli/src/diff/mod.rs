@@ -1,6 +1,7 @@
 //! `instep diff`: says whether two tensor files are equal, or close enough, and where they differ most.
 //!
-//! The files are outputs of `instep replay` or checkpoints. Both are read in pieces, because they are as large as models.
+//! The files are outputs of `instep replay` or checkpoints. Both are read in pieces, because they are as large as
+//! models.
 
 mod elements;
 mod report;
@@ -23,7 +24,7 @@ use crate::replay::{COUNT_PREFIX, PRODUCT_PREFIX};
 use elements::{Element, read_bits};
 use report::size;
 
-/// Elements compared at a time.
+/// The number of elements that are compared at a time.
 const PIECE: usize = 1 << 14;
 
 /// Compare two outputs of `instep replay` or two checkpoints, bit by bit or within a tolerance
@@ -70,7 +71,7 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     tolerance: &Tolerance,
 ) -> Result<Report, Failure> {
     for header in [&mut header_a, &mut header_b] {
-        // Checksums differ wherever anything else does.
+        // If anything else differs, the checksums differ too, so they are not compared.
         if header.metadata.contains_key(VERSION_KEY) {
             header.tensors.remove(CHECKSUMS);
         }

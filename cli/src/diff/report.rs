@@ -79,9 +79,9 @@ pub struct Located {
 pub struct Count {
     /// Its metadata key.
     pub key: String,
-    /// The count in the first file.
+    /// The number in the first file.
     pub a: Option<String>,
-    /// The count in the second file.
+    /// The number in the second file.
     pub b: Option<String>,
 }
 
@@ -122,7 +122,8 @@ impl Worst {
 /// Returns a key that orders differences. Every difference outside the tolerance is larger than any difference within
 /// it. Otherwise the distance decides.
 pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
-    // A NaN is farther from a number than any other number is, and accepted beside another NaN as equal.
+    // There is no distance if a value is NaN. If the tolerance does not accept the values, they count as farther apart
+    // than any two numbers. If it accepts them, both are NaN and count as equal.
     let farthest = if is_outside { u64::MAX } else { 0 };
     (is_outside, ulp.unwrap_or(farthest))
 }

@@ -183,7 +183,7 @@ fn train(
     };
     for _ in 0..PASSES {
         let mut walk = Walk::default();
-        // Within a pass an access waits for its bucket alone, and so does the recording.
+        // The pass stays open. In an open pass, an access waits only for its bucket, and so does taking the recording.
         stepper.begin()?.detach();
         note(&mut stepper, Call::Begin);
         for (index, id) in layout.ids().enumerate() {
@@ -229,7 +229,7 @@ fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<
     let (mut walk, mut has_begun) = (Walk::default(), false);
     for Timed { call, own_ns } in calls {
         match call {
-            // The copy comes after the wait.
+            // The copy of the parameter comes after the wait, as a part of the trainer's own time.
             Call::Read(index) => {
                 walk.arrive(stepper, ids[*index], true)?;
                 stepper.touch(ids[*index])?;

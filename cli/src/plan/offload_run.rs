@@ -55,7 +55,7 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
     Ok(kept.map(|(memory, bytes)| Held::on_host(&super::report::kind(memory, &names), bytes)).collect())
 }
 
-/// A task of the thread that steps, and the time at which it was queued.
+/// A task of the thread that steps.
 pub(super) enum Task {
     /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),

@@ -13,7 +13,7 @@ use instep::{Device, Foresight, Layout, ParamId, Stepper};
 use super::speeds::Speeds;
 use crate::Failure;
 
-/// The peak number of bytes of each memory.
+/// The peak number of bytes of each [`Memory`].
 #[derive(Default)]
 pub(super) struct Peaks {
     held: BTreeMap<Memory, u64>,
@@ -36,7 +36,7 @@ impl Peaks {
         Ok(())
     }
 
-    /// Returns the peak number of bytes of a memory in a run with these ops. `now` is its number of bytes at the end.
+    /// Returns the peak number of bytes of `memory` in a run with these ops. `now` is its number of bytes at the end.
     pub(super) fn of(&self, memory: Memory, now: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let held = self.held.get(&memory).copied().unwrap_or(now);
         match (memory, plan.gradients()) {
@@ -70,7 +70,7 @@ impl Peaks {
             _ => None,
         });
         let bytes = |span: &Span| (covered(span.end) - covered(span.start)) as i64;
-        // At the same time a release comes first: the write has waited for it.
+        // If a release and a write have the same time, the release comes first, because the write has waited for it.
         let mut changes: Vec<(u64, i64)> = released.map(|(ns, span)| (ns, -bytes(&span))).collect();
         changes.extend(self.written.iter().map(|(ns, span)| (*ns, bytes(span))));
         changes.sort_unstable();
@@ -93,7 +93,7 @@ impl Walk {
     /// The largest number of unsharded buckets: the current one and the next.
     pub(super) const MOST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
-    /// Moves to a parameter. Returns whether this unsharded another bucket.
+    /// Moves to a parameter. Returns whether the move unsharded another bucket.
     pub(super) fn arrive<D: Device>(
         &mut self,
         stepper: &mut Stepper<D>,

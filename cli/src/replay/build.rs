@@ -16,7 +16,8 @@ use crate::Failure;
 /// `Config`, which uses the names of the configuration.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
-    // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
+    // Every parameter has a gradient, so the stepper need not count the used parameters. The counts would double the
+    // memory of small buckets.
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
         builder = builder.group(group_name(index), group.optimizer.clone());
@@ -24,8 +25,8 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
             builder = builder.group_clip(group_name(index), max_norm);
         }
     }
-    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of n ranks
-    // would pad buckets to n ranks, and n comes from a file.
+    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of
+    // n ranks would pad buckets to n ranks, and n comes from a file.
     let sums = match config.loss_scale {
         LossScale::Dynamic(_) | LossScale::External(_) => {
             builder = builder.loss_scale(config.loss_scale);

@@ -72,7 +72,7 @@ pub(super) fn check_passes(
             "remove it, or do not freeze the parameter",
         ));
     }
-    // The first number that is not there; with none missing, it is the number of passes.
+    // The first pass without a gradient of this parameter: a gap, or the pass after the last gradient.
     let gap = (0..).zip(gradients.keys()).find(|(expected, pass)| expected != *pass);
     let gap = gap.map_or(gradients.len() as u64, |(expected, _)| expected);
     if gap < passes && !frozen {
@@ -121,8 +121,8 @@ pub(super) fn step_all<R: Read + Seek>(
             pass.grad_ready(id)?;
         }
         pass.finish()?;
-        // Every parameter that is not frozen has a gradient in every pass, so one number counts for all. The
-        // stepper would not count parameters without elements.
+        // Every parameter that is not frozen has a gradient in every pass, so all of them have the same number of
+        // updates. The stepper would not count parameters without elements.
         let skipped = config.skip_nonfinite && stepper.status()?.skipped;
         updates += u64::from(!skipped);
     }

@@ -133,7 +133,7 @@ fn value<'de, A: MapAccess<'de>>(field: &Field, map: &mut A) -> Result<Value, A:
     match field.default {
         Value::Number(_) => map.next_value().map(Value::Number),
         Value::Flag(_) => map.next_value().map(Value::Flag),
-        // A tuple would do but for its message about a third number, which names nothing.
+        // The numbers are not read as a tuple. The message about a third number would then not name the field.
         Value::Pair(_) => match map.next_value::<Vec<f64>>()?[..] {
             [first, second] => Ok(Value::Pair((first, second))),
             ref numbers => {

@@ -172,7 +172,7 @@ impl Found {
             }
             fits(key, tensor)?;
         }
-        // SGD's buffer is not counted by torch, and its absence says "the first step".
+        // torch counts no steps of SGD. A missing buffer says that the next step is the first.
         if !kept.is_empty() && kept != [MOMENTUM] {
             check_complete(name, kept, &states, count)?;
         }

@@ -58,7 +58,8 @@ pub(super) enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Returns the meaning of a name. Names of parameters may contain dots. Pass numbers and names of states have none.
+    /// Returns the meaning of a name. Names of parameters may contain dots. The number of a pass and the name of a state
+    /// contain no dots.
     pub(super) fn of(key: &'a str) -> Option<Place<'a>> {
         let (kind, rest) = key.split_once('.')?;
         match kind {

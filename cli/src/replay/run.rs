@@ -82,7 +82,7 @@ impl<R: Read + Seek> Stepped<R> {
                 let count = param.count.unwrap_or(0) + updates;
                 metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());
                 let only = stepper.optimizers_of(id).map_err(io::Error::other)?[0];
-                // The shortest digits that read back to the same bits. It stays 1 for an empty parameter.
+                // The shortest digits that read back to the same bits. The product of an empty parameter stays 1.
                 if let Some(product) = stepper.carried((id, only)).map_err(io::Error::other)? {
                     metadata.insert(format!("{PRODUCT_PREFIX}{}", param.name), format!("{product:?}"));
                 }
@@ -153,7 +153,8 @@ fn contents<'a>(
 fn layout(input: &Input) -> Result<Layout, Error> {
     let mut builder = Layout::builder();
     for param in &input.params {
-        // The file has as many bytes, so the length fits a usize or the arena is refused.
+        // The file has at least as many bytes as elements. The length therefore fits a usize, or else the arena is
+        // refused.
         builder = builder.param(&param.name, param.value.elements as usize).in_group(group_name(param.group));
         builder = builder.shape(param.value.shape.iter().map(|dimension| *dimension as usize));
     }

@@ -1,4 +1,4 @@
-//! Walks over a module. They find its parameters, take the parameters' memory out for a step, and put this memory back.
+//! The walks over a module find its parameters, take the parameters' memory out for a step, and put this memory back.
 //!
 //! burn moves a module by value. On burn's CPU backend `flex` a walk copies no element, if no other tensor shares the
 //! parameter's memory. Otherwise the parameter gets new memory, as in every operation of burn.

@@ -45,7 +45,7 @@ impl<'a> Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        // The same call has succeeded before, so its result says nothing.
+        // The same call has succeeded before, so its result is ignored.
         let _ = self.tensor.inplace_op1(&self.memory);
     }
 }

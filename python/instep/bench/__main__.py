@@ -30,11 +30,12 @@ from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
-# Seconds for which a case is timed. If the whole run becomes late, later cases get fewer seconds.
-CASE_S, WHOLE_S, MOST_ROUNDS = 8.0, 48.0, 31
+# Seconds for which a case is timed. If the benchmark as a whole becomes late, for example because a library compiles its
+# kernels, later cases get fewer seconds, but no case gets fewer rounds than a median needs.
+CASE_S, WHOLE_S, LEAST_ROUNDS, MOST_ROUNDS = 8.0, 48.0, 5, 31
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
-# Elements that one sample steps in total if the tensors fit in the cache. It makes several steps, so reading the clock
-# costs little.
+# Elements that one sample steps in total if the tensors fit in the cache. The sample then makes several steps, so reading
+# the clock costs little.
 SAMPLE_ELEMENTS = 4 << 20
 
 
@@ -128,7 +129,7 @@ def run(case: Case, candidates: list[Candidate], quick: bool, until: float, prog
             sides[f"{candidate.format}, {candidate.name}"] = functools.partial(sample, ready, case)
     text = f"{case.name}: timed in turn"
     progress.stage(text)
-    fewest, most = (3, 3) if quick else (2, MOST_ROUNDS + 1)
+    fewest, most = (3, 3) if quick else (LEAST_ROUNDS + 1, MOST_ROUNDS + 1)
     seconds = min(CASE_S, until - time.monotonic())
     times = in_turn(sides, rounds(fewest, most, seconds, functools.partial(progress.say, text)))
     for line in lines:

@@ -1,4 +1,4 @@
-"""The base class of the optimizers of `register_ddp` and `register_fsdp`: backward steps, and ``step`` does not.
+"""The base class of the optimizers of `register_ddp` and `register_fsdp`: steps run in backward, and ``step`` makes none.
 
 Every rank steps with the same settings. ``step`` refuses changes that come too late. Before a first step, it makes the states
 that ``torch.distributed.checkpoint`` expects.

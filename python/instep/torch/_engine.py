@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass
 class Route:
-    """The arenas of a list of parameters: for each arena, the numbers of its parameters and their places in the list."""
+    """The arenas of a list of parameters: for each arena, the indices of its parameters and their places in the list."""
 
     params: list[Tensor]
     parts: list[tuple[Arena, tuple[int, ...], list[int]]]

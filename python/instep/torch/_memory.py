@@ -16,10 +16,10 @@ HUGE_PAGE = 2 << 20
 
 def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
     """A tensor of zeros. On the CPU, its offset within a page differs from the offsets of all large parameters and of
-    all other runs.
+    all tensors that were made with another ``number``.
 
     A CPU may confuse two arrays if their addresses agree in the low 12 bits. torch starts large tensors 64 bytes after
-    the start of a page. In a run, every parameter's part starts a multiple of 256 elements after the run's start.
+    the start of a page. In the tensor, each parameter's part starts at a multiple of 256 elements.
     """
     if device.type != "cpu":
         return torch.zeros(length, dtype=dtype, device=device)
@@ -40,7 +40,7 @@ def alone(view: Tensor) -> Tensor:
 
 
 def _zero_bytes(count: int) -> Tensor:
-    """Zeros, in huge pages if they fill one. With small pages, a step over a whole run would miss the TLB at every page."""
+    """Zeros, in huge pages if they fill one. With small pages, a step over an arena would miss the TLB at every page."""
     if count < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(count, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

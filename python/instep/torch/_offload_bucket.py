@@ -48,7 +48,7 @@ class Bucket:
         """Whether the trainer's work already waits for the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
-        """The bucket's gradients in a run of the ring, each with the layout of its parameter's mirror."""
+        """The bucket's gradients in a part of the ring, each with the layout of its parameter's mirror."""
         assert self.mirrors is not None, "parameters of the host's have no place in the ring"
         key = (memory.data_ptr(), start)
         if key not in self._views:
@@ -63,7 +63,7 @@ class Bucket:
 
 
 def laid_out(memory: Tensor, start: int, like: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Iterator[Tensor]:
-    """Tensors over one run of bytes, with the shapes and strides of the tensors in ``like``."""
+    """Tensors over consecutive bytes, with the shapes and strides of the tensors in ``like``."""
     for one, dtype in zip(like, dtypes):
         size = one.numel() * dtype.itemsize
         run = memory[start : start + size].view(dtype)

@@ -96,8 +96,8 @@ class Cuda:
         weakref.finalize(self, _unlock, self._registered, (self._down, self._up)).atexit = False
 
     def page_locked(self, size: int) -> Tensor:
-        # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps freed memory. Runs are whole
-        # pages, since two runs in one page cannot both be registered.
+        # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps freed memory. Each
+        # allocation here is whole pages, because two allocations in one page cannot both be registered.
         pages = -(-max(size, 1) // PAGE) * PAGE
         memory = torch.empty(pages + PAGE, dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % PAGE

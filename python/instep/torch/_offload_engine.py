@@ -18,9 +18,9 @@ a scaler, `skip_nonfinite`), the ring has room for all of them. Otherwise it has
 copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. Their
 gradients are stepped where FSDP puts them.
 
-Order. Events and the order of the worker's queue order the work on one bucket. This work is the write of its gradients,
+Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients,
 the copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
-that forward needs first is stepped first. Backward makes its gradients last. If there is a decision, norms are added as
+that forward needs first is stepped first. Its gradients come last in backward. If there is a decision, norms are added as
 buckets arrive, and all steps run after the decision. A pass is `begin`, any number of buckets, `end`. `prepare` waits
 for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
 

@@ -1,6 +1,6 @@
-"""A limit on the memory of a simulated device: tensors that are made inside the mode count until they are freed.
+"""A limit on the memory of a simulated device. Each tensor that is made inside the mode counts until it is freed.
 
-It counts each storage once, by its bytes. Tensors that other threads make belong to the host.
+The mode counts each storage once, by its bytes. Tensors that other threads make belong to the host.
 """
 
 from __future__ import annotations

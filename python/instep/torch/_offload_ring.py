@@ -1,7 +1,7 @@
 """A ring buffer of page-locked memory, into which gradients are copied down.
 
 The ring never grows: if there is not enough free memory, the caller waits until a step returns some. Memory may be returned
-in any order. A run is free once it and all earlier runs are returned.
+in any order. A slot is free once it and all earlier slots are returned.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Slot:
-    """A run of the ring's bytes, until it is returned."""
+    """Consecutive bytes of the ring, until they are returned."""
 
     def __init__(self, ring: Ring, start: int, end: int) -> None:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False
 
     def give_back(self) -> None:
-        """Gives the run back to the ring. Nothing may read its bytes afterwards."""
+        """Gives the bytes back to the ring. Nothing may read them afterwards."""
         self.ring._give_back(self)
 
 
@@ -43,11 +43,11 @@ class Ring:
             return slot
 
     def _place(self, size: int) -> int | None:
-        """The start of the next run, or None if it would overlap a run that is still in use."""
+        """The start of the next slot, or None if it would overlap a slot that is still in use."""
         if not self._taken:
             return 0
         first, last = self._taken[0].start, self._taken[-1].end
-        if self._taken[-1].start >= first:  # The bytes after the last run and before the first run are free.
+        if self._taken[-1].start >= first:  # The bytes after the last slot and before the first slot are free.
             return last if last + size <= self.size else 0 if size <= first else None
         return last if last + size <= first else None
 

@@ -46,7 +46,7 @@ class Simulated:
         seed: the seed of the delays, and of the order in which parts of a copy are made.
         late: the longest delay, in seconds, of a copy and of the work that writes a gradient. 0 delays nothing.
         bytes_per_second: speed of copies in each direction; None is the speed of memory.
-        memory_bytes: the device's memory. Tensors that are made in a ``with`` block of the device lie in it.
+        memory_bytes: the device's memory. Tensors that are made in a ``with`` block of the device lie in this memory.
         record: a function that gets each event in order, with its pass and bucket.
 
     """

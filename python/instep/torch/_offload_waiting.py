@@ -48,7 +48,7 @@ class Waiting(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients, and sums of them on the host. Zeros are written after the steps that read them."""
+        """Clears gradients, and sums of them on the host. Zeros are written only after the steps that read the gradients."""
         if self._offload is not None and self._offload.goes_on:
             self._offload.abandon()
         if not set_to_none:
@@ -66,7 +66,7 @@ class Waiting(FusedOptimizer):
         """
         if self._offload is not None:
             self._offload.settle()
-            self._offload.follow()  # Copies a model that was loaded before its states now, not after them.
+            self._offload.follow()  # If the model was loaded already, copies it before its states are loaded.
         super().load_state_dict(state_dict)
 
     def last_norm(self) -> Optional[float]:

@@ -38,7 +38,7 @@ def claim(optimizer: Running) -> None:
 
 
 def refuse_claimed(params: Iterable[Tensor]) -> None:
-    """Refuses parameters that backward steps already."""
+    """Refuses parameters that are already stepped in backward."""
     params = set(params)
     if _owner_of(params) is not None:
         gc.collect()  # An unreferenced model keeps its optimizer until garbage collection.

@@ -44,7 +44,7 @@ class Reader:
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
-            # A state that the group did not need before starts at zero.
+            # A state starts at zero if the group did not need it before.
             names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
         count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
         if arena is not None and "step" in arena.own_names(index, values):

@@ -1,6 +1,6 @@
 """Checks before every forward pass that a wrapper's hooks are still on the model's parameters.
 
-When torch converts a parameter, it may move it to another tensor, and the wrapper's hooks stay on the old one. A parameter
+A conversion by torch may move a parameter to another tensor, and the wrapper's hooks stay on the old one. A parameter
 that is unfrozen later has no hook. In both cases the parameter would silently not be stepped.
 """
 

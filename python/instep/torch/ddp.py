@@ -57,7 +57,7 @@ def register_ddp(
         params: the parameters to step, or param groups of them; None for all, an empty list for none. All other
             parameters keep averaged gradients.
         max_norm: clips by the exact global norm. Buckets are then stepped together, after the last sum.
-        gradients: the content of ``.grad`` after backward: ``"average"`` is the mean over ranks that the step used,
+        gradients: the content of ``.grad`` after backward: ``"average"`` is the mean over ranks, as the step used it,
             ``"clear"`` is zeros, and ``"sum"`` is the unchanged sum, which is fastest and is meant for loops that clear
             gradients without reading them.
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class InBackwardOptimizer(FusedOptimizer):
-    """The optimizer of one parameter. The optimizers of one call have their states in common memory, so a bucket is one
-    launch.
+    """The optimizer of one parameter. All optimizers that one call of `apply_optimizer_in_backward` makes have their states
+    in common memory, so the step of a bucket is one launch.
     """
 
     _opt_called: bool
@@ -73,7 +73,7 @@ class InBackwardOptimizer(FusedOptimizer):
 
 
 class Shared:
-    """The state that the optimizers of one call share."""
+    """The state that the optimizers of one call of `apply_optimizer_in_backward` share."""
 
     def __init__(self, key: str, formats: Formats, threads: Optional[int]) -> None:
         self.key = key

@@ -72,8 +72,8 @@ def offload(
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
         bucket_bytes: the approximate bytes of gradients that are copied and stepped together.
-        ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If it holds less than all
-            gradients, backward waits for steps that are slower. By default, and with a clip, a scaler or
+        ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If not all gradients fit,
+            backward waits if the steps are slower than it. By default, and with a clip, a scaler or
             ``skip_nonfinite``, it holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.

@@ -145,7 +145,7 @@ class FusedOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward steps."""
+        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if steps run in backward."""
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
@@ -324,7 +324,7 @@ class FusedOptimizer(Optimizer):
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
-        """Takes over changed hyperparameters, unless an arena would need other states for them."""
+        """Takes over changed hyperparameters. If an arena needs other states for them, only returns False."""
         arenas = self._engine.arenas
         if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
             return False

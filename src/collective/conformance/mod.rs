@@ -120,8 +120,8 @@ pub fn check<C: Collective + 'static>(
 ) -> Result<Report, Failures> {
     let mut report = Report { rank: 0, passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
-    // If a rank dropped its end early, other ranks' calls would end because of that, and not because of what the
-    // property tests.
+    // If a rank dropped its end early, other ranks' calls would end because of that, and not because of the condition
+    // that is under test.
     let mut groups: Vec<Arc<dyn Collective>> = Vec::new();
     for (name, ranks, property) in PROPERTIES {
         let comm: Arc<dyn Collective> = match make() {
@@ -212,7 +212,7 @@ fn sum_zeros(rank: &Rank, deadline: Duration) -> Result<()> {
     rank.enqueue(key, &mut Buffer::new(&[0; 4 * ELEMENTS], 0), None, deadline)
 }
 
-/// Makes a call on which all ranks agree, after a call that failed. This call must fail too.
+/// Makes a call on which all ranks agree, after a call that failed. The new call must fail too.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
     match sum_zeros(rank, rank.patience / 20) {
         Err(_) => Ok(()),

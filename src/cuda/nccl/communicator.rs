@@ -1,4 +1,4 @@
-//! One rank's end of a group of GPUs. NCCL makes the sums, and a host collective may report failures.
+//! One rank's part in a group of GPUs. NCCL makes the sums, and a host collective may report failures.
 //!
 //! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator
 //! returns this failure. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::poll::{Wall, poll};
 
-/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator. Give
-/// one handle to the stepper, and keep another to [`close`](Self::close) the group after the stepper.
+/// One rank's part in a group of GPUs, each in its own process. A clone is another handle of the same communicator.
+/// Give one handle to the stepper, and keep another to [`close`](Self::close) the group after the stepper.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
 /// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank. Ranks on the CPU round such a sum
@@ -67,7 +67,7 @@ pub struct Nccl {
 /// A communicator id that no NCCL library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// Connects to the ranks that have an id, within a time limit. An error of the check ends the wait.
+/// Connects to the ranks that have the same id, within a time limit. An error of the check ends the wait.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
@@ -251,7 +251,8 @@ impl Collective for Nccl {
         shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
     }
 
-    // NCCL sorts the calls of a group by size, so all ranks must make the same groups.
+    // NCCL sorts by size the calls that are enqueued as one launch, so all ranks must put the same calls into one
+    // launch.
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
         let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
         shared.refuse()?;

@@ -63,7 +63,8 @@ impl Drop for Running {
     }
 }
 
-/// The longest time for which an exit waits for threads that end communicators. A peer may take longer to close.
+/// The longest time for which an exit waits for threads that end communicators. If such a thread waits longer for a
+/// peer, the process exits without it.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 /// The least time between an abort and the exit. NCCL may free an aborted communicator on its own thread. On an H200,
 /// ranks that exited right after an abort ended with SIGSEGV.

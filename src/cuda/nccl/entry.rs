@@ -1,4 +1,5 @@
-//! Records of the stepper or communicator that ranks are about to make together. Each rank sends its record to all.
+//! Before ranks make a stepper or a communicator together, each rank sends a description of it, its record, to all
+//! ranks.
 //!
 //! Every rank checks the same records in the same order, so all return the same error. This file does not communicate.
 
@@ -19,7 +20,7 @@ pub(super) enum Entry {
     Communicator { first: u32, count: u32 },
 }
 
-/// One rank's entry. The first member of a communicator adds the communicator's id.
+/// What one rank sends: its entry and an id. The first member of a communicator sends the communicator's id.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Record {
     pub(super) entry: Entry,

@@ -67,7 +67,7 @@ pub(super) fn meet<T>(
                 return Ok(());
             }
             looked.set(Instant::now());
-            // Rank 0 may know that all have joined before this rank does, and begin the next group.
+            // Rank 0 may know earlier than this rank that all ranks have joined, and may have begun the next group.
             let is_stale = read(options, path).is_ok_and(|now| now.run != found.run);
             let why = || "it has written another id".to_owned();
             if is_stale { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }

@@ -12,10 +12,10 @@ use crate::cuda::nccl::UniqueId;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// The length of a key in numbers. Each byte is sent as one number.
+/// How many numbers are sent for a [`CallKey`]: one for each byte.
 const KEY: usize = CallKey::BYTES;
 
-/// One rank's end of the host collective.
+/// One rank's part in the host collective.
 pub(super) struct Host(pub(super) Arc<dyn Collective>);
 
 impl Host {

@@ -96,9 +96,9 @@ impl Nccl {
     }
 
     /// Joins the ranks of `host`. Each rank keeps its number. `host` can be MPI, your own collective such as
-    /// `examples/tcp_ranks`, or a framework's store. It sends NCCL's id, and reports failures. If a rank fails or is
-    /// lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it. No rank waits
-    /// for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
+    /// `examples/tcp_ranks`, or a framework's store. The host collective sends NCCL's id, and reports failures. If a
+    /// rank fails or is lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it.
+    /// No rank waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
     ///
     /// This call uses only the device, the deadline and the ledger of the options.
     ///
@@ -125,10 +125,10 @@ impl Nccl {
     ///
     /// # Safety
     /// The communicator was made on this process's GPU, by the library that this crate uses. [`version`] returns the
-    /// version of that library. A library that the process has already loaded takes precedence. It lives until every
-    /// handle of this group, and every stepper that has one, has been closed or dropped. Nothing else calls NCCL with
-    /// it at the same time. Every rank adopts its own communicator. All ranks make the same calls in the same order,
-    /// including the framework's calls.
+    /// version of that library. A library that the process has already loaded takes precedence. The communicator lives
+    /// until every handle of this group, and every stepper that has a handle, has been closed or dropped. Nothing else
+    /// calls NCCL with this communicator at the same time. Every rank adopts its own communicator. All ranks make the
+    /// same calls in the same order, including the framework's calls.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;

@@ -127,8 +127,8 @@ impl Raw {
         Ok(Raw { library, driver, comm, seat, is_borrowed: true })
     }
 
-    /// All-gathers bytes, as many from every rank, and waits for the result. The result has the bytes in the order of
-    /// the ranks, and is `None` after the deadline.
+    /// All-gathers the same number of bytes from every rank, and waits for the result. The result has the bytes in the
+    /// order of the ranks, and is `None` after the deadline.
     pub(super) fn gather(
         &self,
         own: &[u8],

@@ -33,9 +33,9 @@ const LINE_BYTES: usize = 64;
 /// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, with the bits of
 /// [`in_process`](crate::in_process).
 ///
-/// Building it needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with `Threading::Serialized`
-/// if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop steppers before MPI is
-/// finalized.
+/// Compiling this type needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with
+/// `Threading::Serialized` if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop
+/// steppers before MPI is finalized.
 ///
 /// If a rank dies, the other ranks detect it at the deadline of a call, unless `mpirun` ends all ranks earlier.
 ///

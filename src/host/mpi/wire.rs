@@ -223,7 +223,7 @@ impl Wire {
         outcome.map(|()| messages.is_empty())
     }
 
-    /// Returns a rank that has sent a failure, and its text.
+    /// Returns a rank that has sent a failure, and the text of the failure.
     pub(super) fn failure(&self) -> Result<Option<(u32, String)>> {
         let (mut is_there, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
         let mut frame = [0u8; FAILURE_BYTES];

@@ -57,7 +57,7 @@ pub(crate) struct Optimizers {
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// All states that have had an index so far. The optimizer may now use only a prefix of this list. An index is
+    /// All states that have had an index so far. The optimizer now uses all of this list or a prefix of it. An index is
     /// never reused for another state, because the memory keeps the old state's values.
     pub(super) placed: &'static [&'static str],
     steps: bool,
@@ -394,7 +394,7 @@ pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<(
     multiplied.as_rule().hyper().map(drop).map_err(refused)
 }
 
-/// The number of an optimizer in its stepper.
+/// The number that identifies an optimizer in its stepper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(pub(crate) u32);
 

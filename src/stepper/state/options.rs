@@ -135,7 +135,7 @@ pub struct Status {
     pub clip: f64,
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
-    /// Index of the first bucket in which a gradient to be stepped is infinite or NaN.
+    /// Index of the first bucket in which the gradient of a stepped parameter is infinite or NaN.
     /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. The bucket is stepped
     /// anyway in Eager, and in every mode that does not skip passes. A pass that makes a decision tests the mean. Any
     /// other pass tests the sum. A small loss scale can make the mean infinite although the sum is finite. With

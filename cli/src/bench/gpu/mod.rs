@@ -2,7 +2,7 @@
 //!
 //! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is the faster of two
 //! copies on the same device, timed in the same round. Every step is compared with the host's bits before it is timed.
-//! Files are written anew after each row.
+//! After each row, the files of `--json`, `--record` and `--svg` are rewritten with all rows so far.
 
 mod control;
 mod files;

@@ -104,9 +104,9 @@ pub(super) struct OverlapRow {
     pub(super) pass_us: Spread,
     pub(super) backward_us: Spread,
     pub(super) tail_us: Spread,
-    /// Tail minus the tail of the pass without an optimizer, of the same round.
+    /// Tail minus the tail of the same round's pass without an optimizer.
     pub(super) exposed_us: Spread,
-    /// Slowdown of backward, relative to the pass without an optimizer of the same round.
+    /// Slowdown of backward, relative to backward in the same round's pass without an optimizer.
     pub(super) backward_slowdown_percent: Spread,
 }
 

@@ -31,9 +31,9 @@ const SEED: u64 = 1;
 /// The compared elements, and the first difference.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Compared {
-    /// The number of compared elements of each memory.
+    /// The number of compared elements of each [`Memory`].
     pub(super) elements: u64,
-    /// Elements of each memory.
+    /// The number of all elements of each [`Memory`].
     pub(super) of: u64,
     pub(super) sample: String,
     /// Null if all bytes equal those of the host.
@@ -76,9 +76,11 @@ impl Expected {
         }
         let (plan, period) = (launcher.plan(), PERIOD as u64);
         let (all, is_scaled) = (plan.arena_len(), self.rule.is_scaled());
-        // What an update depends on: its parameter, or itself alone.
+        // The host computes each unit separately. A unit is a whole parameter if updates depend on one, or else a
+        // period.
         let (units, ranges, sample): (Vec<Range<u64>>, _, _) = if self.kind.name().contains("stochastic") {
-            // Random bits depend on an element's place in the layout, so only the first parameter's are the host's.
+            // Random bits depend on an element's place in the layout, so the host has the same random bits only for the
+            // first parameter.
             let first = plan.segment_of(0);
             let count = if is_scaled { first.len } else { first.len.min(period) };
             let unit = first.start..first.start + count;
@@ -140,7 +142,7 @@ impl Expected {
     }
 }
 
-/// Returns the first difference in any memory, within a part of a unit.
+/// Returns the first difference in any tensor, within a part of a unit.
 fn difference(
     case: &Case,
     launcher: &mut GpuLauncher,
@@ -151,7 +153,7 @@ fn difference(
     let elements = unit.end - unit.start;
     for memory in Memory::of_tensors(launcher.plan(), case.states).filter(|memory| *memory != Memory::Grads) {
         let wanted = host.bytes(memory, 0);
-        // Cuts are at whole blocks, so they are at whole bytes.
+        // Parts begin and end at whole blocks, and therefore at whole bytes.
         let at = |element: u64| (wanted.len() as u64 * (element - unit.start) / elements) as usize;
         let wanted = &wanted[at(part.start)..at(part.end)];
         let mut got = vec![0; wanted.len()];

@@ -1,4 +1,4 @@
-//! Compares the optimizer with burn's AdamW and with a `Stepper` of instep, and tests where a step is refused.
+//! Compares the optimizer with burn's AdamW and with a `Stepper` of instep, and tests refused steps.
 //!
 //! Bits are compared if instep's arithmetic is on both sides.
 
@@ -26,7 +26,8 @@ fn adamw() -> instep::AdamW {
 }
 
 /// The gradients of a training go to both optimizers. The learning rate changes, and one parameter sometimes has no
-/// gradient, as in the first step. Each parameter must be within the bound on f32's rounding of the f64 value.
+/// gradient, as in the first step. Each parameter must differ from the f64 value by at most the bound on f32's
+/// rounding.
 #[test]
 fn a_training_has_the_parameters_of_burn_within_the_rounding_of_f32() {
     let instep::AdamW { betas, eps, weight_decay, .. } = adamw();
@@ -176,7 +177,7 @@ fn gradients_are_clipped_by_their_global_norm_and_a_step_with_a_nan_is_skipped()
     assert_eq!(bits(&net), before);
 }
 
-/// Counts addresses: a parameter whose memory no other tensor shares stays where it is.
+/// Compares addresses: a parameter stays where it is if no other tensor shares its memory.
 #[test]
 fn parameters_are_stepped_where_they_lie_and_clones_keep_their_values() {
     struct Addresses(Vec<usize>);

@@ -1,4 +1,4 @@
-//! Compares the optimizer with candle-nn's AdamW and with a `Stepper` of instep, and tests where a step is refused.
+//! Compares the optimizer with candle-nn's AdamW and with a `Stepper` of instep, and tests refused steps.
 //!
 //! Bits are compared if instep's arithmetic is on both sides.
 
@@ -17,7 +17,8 @@ use support::{Net, bits, grads, spread, values, var};
 const PARAMS: ParamsAdamW = ParamsAdamW { lr: 0.01, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 };
 
 /// The gradients of a training go to both optimizers. The learning rate changes, and one variable sometimes has no
-/// gradient, as in the first step. Each parameter must be within the bound on f32's rounding of the f64 value.
+/// gradient, as in the first step. Each parameter must differ from the f64 value by at most the bound on f32's
+/// rounding.
 #[test]
 fn a_training_has_the_parameters_of_candle_nn_within_the_rounding_of_f32() -> Result<()> {
     let net = Net::new()?;
@@ -178,7 +179,7 @@ fn a_learning_rate_follows_its_schedule_until_it_is_set() -> Result<()> {
     Ok(())
 }
 
-/// Rounds to a number of binary places, since a difference of parameters is off by their rounding.
+/// Rounds to a number of binary places, because a difference of two parameters contains their rounding errors.
 trait Rounded {
     fn round_ties_even_to(self, places: i32) -> f32;
 }
