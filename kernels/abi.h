@@ -21,8 +21,8 @@
 #define INSTEP_NORM_LIMBS 22
 /* Largest number of optimizer states per parameter. */
 #define INSTEP_MAX_STATES 3
-/* Largest numbers of different records and of indices of records in the argument of a step. Both arrays and the rest of
- * InstepStepLaunch fill the 4,096 bytes of arguments that every driver accepts. */
+/* Lengths of the two arrays of InstepGiven: different records, and indices of records. With the rest of
+ * InstepStepLaunch, the two arrays fill the 4,096 bytes of arguments that every driver accepts. */
 #define INSTEP_GIVEN_RECORDS 24
 #define INSTEP_GIVEN_INDICES 1392
 #define INSTEP_NO_BUCKET 0xffffffffu
@@ -159,8 +159,8 @@ typedef struct InstepRecord {
     uint32_t action;
     uint16_t optimizer;  /* INSTEP_OPTIMIZER_ */
     uint16_t grad_dtype; /* of the bucket's gradients and of the counts that follow them */
-    uint64_t tail; /* address of the segment's count in the tail block, or 0. The sum over ranks makes it the number
-                    * of ranks with a gradient. If this is 0.0, the step does not change the segment. */
+    uint64_t tail; /* address of the segment's count in the tail block, or 0. The sum over ranks makes the count the
+                    * number of ranks with a gradient. If this number is 0, the step does not change the segment. */
     uint64_t contributors; /* address of the bucket's count of ranks that had data in this pass, or 0 */
     double carried[2]; /* a number that the rule carries from update to update (NAdam's product of momenta): its value
                         * now, and after this pass's update. It is 1 before the first update and in all other rules. */
@@ -221,7 +221,7 @@ typedef struct InstepBeginArgs {
     uint64_t record_count;
     InstepNorms* norms;     /* one per record, which Begin sets to zero; or null */
     const uint32_t* ring; /* slots of settings that the host writes ahead for a GPU. Begin copies slot `passes` modulo
-                           * `slot_count` to `hypers` and the arrays after it. Null: they are there already. */
+                           * `slot_count` to `hypers` and the arrays after it. Null: the settings are there already. */
     uint64_t slot_words;
     uint64_t slot_count;
     double divisor;
@@ -246,8 +246,8 @@ typedef struct InstepDecideArgs {
     InstepControl* pass_control; /* the pass's block, if `control` belongs to one bucket; else null */
     uint32_t bucket;             /* number of that bucket */
     uint32_t grad_dtype;
-    float* found_inf; /* flag of another program's loss scaler, or null. If it is not 0, the pass changes nothing. Decide
-                       * then writes 1 if the pass changes nothing, else 0. */
+    float* found_inf; /* flag of another program's loss scaler, or null. If the flag is not 0, the pass changes nothing.
+                       * After deciding, Decide sets the flag to 1 if the pass changes nothing, and else to 0. */
     InstepControl* set_controls; /* blocks of the further clip sets. Each has its own norm; all share one decision to skip. */
     uint64_t set_count;
 } InstepDecideArgs;
@@ -260,7 +260,7 @@ enum InstepStepPart {
     INSTEP_PART_END = 3      /* steps nothing; zeroes or averages the gradients that the user's own code has used */
 };
 
-/* The values that a launch leaves in the gradients of Step segments, also in a skipped pass. */
+/* The values that a launch leaves in the gradients of segments with INSTEP_ACTION_STEP, also in a skipped pass. */
 enum InstepGradients {
     INSTEP_GRADIENTS_KEEP = 0,   /* the sums */
     INSTEP_GRADIENTS_ZERO = 1,   /* +0: the next pass may add to them */
@@ -273,8 +273,8 @@ typedef struct InstepStepArgs {
     InstepRecord* records;
     const InstepTile* tiles;
     uint64_t tile_count;
-    void* param_base; /* added to each tile's `param`; null if that is an address; see control.h */
-    void* grads;      /* first bucket's gradients, in grad_dtype, with any alignment to elements */
+    void* param_base; /* added to each tile's `param`; null if `param` is an address; see control.h */
+    void* grads;      /* first bucket's gradients, in grad_dtype, aligned to one element or more */
     void* master;     /* of `master_kind`, with the offsets of the states; or null */
     void* copy;       /* of each stepped parameter, in copy_dtype, with the offsets of the states; or null */
     float* ema;       /* moving average of each stepped parameter, with the offsets of the states; or null */
@@ -284,7 +284,7 @@ typedef struct InstepStepArgs {
     uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
-    uint32_t bucket; /* lowest number of the buckets with tiles in the same table */
+    uint32_t bucket; /* lowest number among the buckets with tiles in `tiles` */
     uint32_t param_dtype;
     uint32_t grad_dtype;
     uint32_t copy_dtype;
@@ -368,7 +368,7 @@ typedef struct InstepCastArgs {
 typedef struct InstepStored {
     void* values;
     void* second;         /* the remainders of parameters, or the scales of 8-bit states; else null */
-    uint64_t count;       /* elements; the first has a multiple of INSTEP_QUANTUM as its number in the parameter */
+    uint64_t count;       /* elements; the number of the first one in its parameter is a multiple of INSTEP_QUANTUM */
     uint32_t format;      /* INSTEP_DTYPE_, or INSTEP_MOMENTS_8BIT */
     uint32_t master_kind; /* of parameters with remainders */
     uint32_t is_signed;   /* 1: 8-bit states may be negative */
@@ -402,7 +402,7 @@ typedef struct InstepKernels {
     void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last,
                     uint64_t ahead_bytes);
     uint32_t signed_states[INSTEP_OPTIMIZER_COUNT]; /* bit k is 1 if state k of the rule may be negative */
-    uint32_t scaled[INSTEP_OPTIMIZER_COUNT]; /* 1: norms of the parameter scale its change, in two launches */
+    uint32_t scaled[INSTEP_OPTIMIZER_COUNT]; /* 1: the change is scaled by norms of the parameter, in two launches */
 } InstepKernels;
 
 #endif

@@ -31,6 +31,7 @@ TESTS = {
     "cpu, threads": ["--lib", "pool::"],
     "cpu, neighbours": ["--test", "main", "bucket_step::neighbours"],
     "launches": ["--test", "main", "kernels::shared_launches"],
+    "shares": ["--lib", "cuda::launches::"],
     "rust": ["--test", "faults"],
 }
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
@@ -54,6 +55,14 @@ FAULTS = [
      "tile.state_offset += 0 * states;", "a_shared_launch_gives_the_bits"),
     ("a shared launch that names its first bucket", "launches", "cpu/step.h", "args->bucket + tile.bucket);", "args->bucket);",
      "a_shared_launch_names_the_first_bucket"),
+    ("a shared launch on a GPU that names its first bucket", "host-run", "gpu/step.cu", "args.bucket + place.tile().bucket);",
+     "args.bucket);", "a_shared_launch_names_the_first_bucket"),
+    ("blocks that leave out the last tiles", "shares", "src/cuda/launches.rs", "tiles.div_ceil(u64::from(blocks).max(1))",
+     "tiles / u64::from(blocks).max(1)", "short_shares_move_no_more"),
+    ("a share of one tile, however small", "shares", "src/cuda/launches.rs", "moved_bytes >= LARGE_TILE_BYTES * tiles",
+     "moved_bytes > 0", "a_large_tile_is_a_share"),
+    ("shares that give a resident block one turn", "shares", "src/cuda/launches.rs", "tiles / (LEAST_TURNS * u64::from(resident))",
+     "tiles / u64::from(resident)", "short_shares_move_no_more"),
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
     ("a fused multiply-add by hand", "compiler", "gpu/tile.cuh", "sum.x[i] * factor, state)",
      "__fmaf_rn(sum.x[i], factor, p.x[i]), state)", "fused or called"),
@@ -322,7 +331,7 @@ FAULTS = [
      "a rank that sets what it has"),
     *[(fault, "python", f"python/instep/torch/{file}.py", old, new, test)
       for fault, file, old, new, test in (
-          ("a sum of Adagrad that starts at zero", "_kinds", "torch.full_like(param, hyper[source],",
+          ("a sum of Adagrad that starts at zero", "_kinds", "torch.full_like(param, float(group[source]),",
            "torch.full_like(param, 0.0,", "test_adagrad_has_torchs_states"),
           ("a parameter that is listed twice", "_listed", "if len(set(map(id, params))) < len(params):", "if False:",
            "test_a_parameter_that_is_listed_twice"),
@@ -334,7 +343,7 @@ FAULTS = [
            "test_a_fused_step_takes_the_scale_out"),
       )],
     ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
-     "self._settings.of(param_group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
+     "adagrads_first_state(self._formats, param, param_group)", "adagrads_first_state(self._formats, param, self.param_groups[0])",
      "test_a_sum_of_adagrad_that_had_no_update"),
     ("a number that is not written", "python", "python/instep/torch/_engine.py",
      "\"counts\": arena.count_address,", "\"counts\": 0,", "test_state_dicts_go_both_ways"),

@@ -1,9 +1,9 @@
 //! The interface of a device: [`Device`] runs ops, and [`Executor`] has the calls that only the stepper makes.
 //!
 //! `Executor` is private, so no other crate can add a device. Each device guarantees what the checker assumes: ops of a
-//! stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The schedule decides when
-//! an op runs, never the device. Every access to a device's memory takes a [`Claimed`], which only `unsafe` code can
-//! make.
+//! stream run in order, a Wait ends after the Record of its ticket, and addresses come from `Op::accesses`. The
+//! schedule decides when an op runs, never the device. Every access to a device's memory takes a [`Claimed`], which
+//! only `unsafe` code can make.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -84,7 +84,7 @@ pub trait Executor {
     /// that announce the access.
     const TRAINER_IS_A_STREAM: bool;
 
-    /// The proof that the caller's sum of a bucket is complete: an event on a GPU.
+    /// The proof that the caller's sum of a bucket is complete. On a GPU, this is an event.
     type Sum;
 
     /// Returns where the device's memory lies.

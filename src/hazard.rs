@@ -32,8 +32,8 @@ pub enum Traced {
 /// A fault of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hazard {
-    /// Two unordered accesses to the same bytes, at least one of which is a write. The fields are positions in the
-    /// list.
+    /// Two unordered accesses to the same bytes, at least one of which is a write. `first` and `second` are positions
+    /// in the list.
     Race {
         /// The earlier entry.
         first: usize,
@@ -50,7 +50,7 @@ pub enum Hazard {
         at: usize,
     },
     /// A Record of another stream's position, or of a position that is not after the stream's last Record. A Wait for
-    /// that Record would not order the ops that the Wait names.
+    /// the recorded ticket would not wait for the ops that this ticket stands for.
     MisplacedRecord {
         /// The Record's position in the list.
         at: usize,

@@ -1,7 +1,7 @@
-//! Waits for events that send no notification: a wait polls, at first without a sleep.
+//! Waiting for events that send no notification: a wait polls, at first without a sleep.
 //!
 //! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
-//! thread would sleep once per bucket. A wait checks whether it is still wanted only between sleeps.
+//! thread would sleep once per bucket. Only between sleeps does a wait check whether it is still wanted.
 
 use std::thread;
 use std::time::{Duration, Instant};

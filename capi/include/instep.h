@@ -34,7 +34,7 @@
 // The checkpoint has no number of this name.
 #define INSTEP_ABSENT 2
 
-// Element type: float, IEEE 754 binary32. If a field for an element type is 0, it means the default that the field's
+// Element type: float, IEEE 754 binary32. In a field for an element type, 0 stands for the default that the field's
 // comment gives.
 #define INSTEP_F32 1
 
@@ -144,7 +144,7 @@
 // values.
 #define INSTEP_PARAM 0
 
-// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
+// A parameter's gradient. After a pass it is the sum over the ranks, still multiplied by the loss scale.
 #define INSTEP_GRAD 1
 
 // A state of the parameter's optimizer. The state's name must be given.
@@ -227,9 +227,9 @@ typedef struct {
 // The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
 // types. All gradients of a bucket have one type.
 //
-// The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
-// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address
-// and the hand-over. At all other times the caller must not touch gradients or parameters.
+// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
+// between instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between
+// instep_stepper_address and the hand-over. At all other times the caller must not touch gradients or parameters.
 typedef struct {
   // sizeof(instep_memory).
   size_t size;
@@ -355,18 +355,19 @@ typedef struct {
   uint32_t reserved;
   // The GPU. Null: the CPU.
   const instep_cuda *cuda;
-  // For each parameter in `params`, the number of elements of a row if the parameter is a shard: some rows of a
-  // larger parameter. 0: the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding
-  // and the blocks of 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters,
-  // copies and averages starts at a multiple of 256 elements.
+  // One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard, which
+  // has some rows of a larger parameter, and the number says how many elements a row has. Null: all parameters are
+  // full. A shard has the same stochastic rounding, and the same blocks of 8-bit states, as these rows have in the
+  // full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple
+  // of 256 elements.
   const uint64_t *row_elements;
   // For each shard, the index of its first element. The index counts the elements of all full parameters, one
   // parameter after the other. Without `row_elements` this list is ignored.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
-// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. All
-// zeros: there is no such tensor.
+// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
+// all fields are zero, there is no such tensor.
 typedef struct {
   // The first element of the range. Null if each parameter has its own range.
   void *address;
@@ -408,7 +409,7 @@ typedef struct {
 typedef struct {
   // sizeof(instep_scaling).
   size_t size;
-  // The number of ranks over which the gradients are sums.
+  // The number of ranks over which the gradients were summed.
   uint32_t world_size;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -608,7 +609,8 @@ typedef struct {
   double loss_scale;
   // A dynamic loss scale instead of loss_scale. Null: none.
   const instep_loss_scaler *loss_scaler;
-  // Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
+  // Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only for buckets in the stepper's
+  // own memory.
   uint64_t bucket_cap_bytes;
   // How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
   // 60,000.
@@ -707,17 +709,19 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
-// copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the parameter.
+// Copies a tensor to `values`, converted to f32 from its element type. Between passes it copies any tensor. In a pass
+// it copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the
+// parameter.
 //
 // Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 // parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
-// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
-// Only steps write copies. `count` is the number of elements of the parameter. Every rank must write the same
-// parameters. The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not
-// broadcast: write them on every rank, and call instep_stepper_set_progress.
+// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes. A
+// tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the number of elements of the
+// parameter. If one rank writes a parameter, every rank must write this parameter. The next pass broadcasts rank 0's
+// parameters of the written buckets. States and averages are not broadcast: write them on every rank, and call
+// instep_stepper_set_progress.
 //
 // Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
 // it waits for all steps.
@@ -801,7 +805,7 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
 instep_status instep_bucket_step_step_again(instep_bucket_step *step, const instep_scaling *scaling);
 
 // Sets the learning rate of a group from the next step on. If `group` is null, this is the group "default". All other
-// hyperparameters stay as they are. Use it for schedules.
+// hyperparameters stay as they are. Use this call for learning-rate schedules.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
@@ -918,8 +922,8 @@ instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 // refused, because the norm decides the clip.
 //
 // Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
-// call. It runs after the work of the previous call on this norm, on any stream. The conditions for `stream` are those
-// of instep_bucket_step_step.
+// call. It runs after the work of the previous call on this norm, even if that call had another stream. The conditions
+// for `stream` are those of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
 // Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
@@ -931,7 +935,7 @@ instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t sk
 
 // Reads the decision.
 //
-// Any thread may call it, one at a time. On a GPU it waits for the norm's last call.
+// Any thread may call it, one at a time. On a GPU it waits for the work of the last call on this norm.
 instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision);
 
 // Frees a norm. Null is allowed and does nothing.
@@ -952,7 +956,7 @@ instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, siz
 // stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
 // next pass broadcasts the parameters of their buckets.
 //
-// Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
+// Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
 // Otherwise it does not wait.
 instep_status instep_stepper_begin(instep_stepper *stepper, uint32_t micro_batches);
 
@@ -971,7 +975,7 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 instep_status instep_stepper_grad_ready(instep_stepper *stepper, uint32_t param);
 
 // Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU, call
+// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU with sums_by_caller, call
 // instep_stepper_bucket_ready_after instead.
 //
 // Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
@@ -980,8 +984,8 @@ instep_status instep_stepper_bucket_ready(instep_stepper *stepper, uint32_t buck
 // Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
 // or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
 // last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
-// recorded, or too early, the step races with the sum. This call enqueues the wait, so the event may be destroyed or
-// recorded again after it.
+// recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so the event may be
+// destroyed or recorded again after the call.
 //
 // Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper, uint32_t bucket, void *event);
@@ -1011,7 +1015,7 @@ instep_status instep_stepper_finish(instep_stepper *stepper);
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
 // Sets the learning rate of a group from the next pass on. If `group` is null, this is the group "default". All other
-// hyperparameters stay as they are. All ranks set the same value. Use it for schedules.
+// hyperparameters stay as they are. All ranks set the same value. Use this call for learning-rate schedules.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);

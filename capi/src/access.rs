@@ -29,8 +29,9 @@ pub struct instep_tensor_id {
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, as f32 for every type of tensor. Between passes it copies any tensor. In a pass it
-/// copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the parameter.
+/// Copies a tensor to `values`, converted to f32 from its element type. Between passes it copies any tensor. In a pass
+/// it copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the
+/// parameter.
 ///
 /// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 /// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
@@ -52,10 +53,11 @@ pub unsafe extern "C" fn instep_stepper_read(
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes.
-/// Only steps write copies. `count` is the number of elements of the parameter. Every rank must write the same
-/// parameters. The next pass broadcasts rank 0's parameters of the written buckets. States and averages are not
-/// broadcast: write them on every rank, and call instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes. A
+/// tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the number of elements of the
+/// parameter. If one rank writes a parameter, every rank must write this parameter. The next pass broadcasts rank 0's
+/// parameters of the written buckets. States and averages are not broadcast: write them on every rank, and call
+/// instep_stepper_set_progress.
 ///
 /// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
 /// it waits for all steps.

@@ -14,13 +14,15 @@ use crate::status::{Fault, INSTEP_NULL, Result};
 /// A struct of the header that begins with its size, so that later versions may add fields at its end.
 ///
 /// # Safety
-/// It is `repr(C)`, its first field is `size: usize`, all bytes of zero are a value of it, and it has no padding.
+/// The struct is `repr(C)` and has no padding. Its first field is `size: usize`. A struct with zeros in all bytes is
+/// valid.
 pub(crate) unsafe trait Growing: Copy {
     /// Its name in the header.
     const NAME: &'static str;
 }
 
-/// No version of a struct has more bytes. A struct with a larger size was never initialised, and is refused.
+/// No version of any struct has more bytes than this. A struct with a larger size was never initialised, and is
+/// refused.
 const LARGEST: usize = 4096;
 
 /// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the

@@ -54,10 +54,11 @@ pub struct instep_bucket_step_options {
     pub reserved: u32,
     /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
-    /// For each parameter in `params`, the number of elements of a row if the parameter is a shard: some rows of a
-    /// larger parameter. 0: the parameter is full. Null: all parameters are full. A shard gets the stochastic rounding
-    /// and the blocks of 8-bit states of the full parameter. With 8-bit states, each row of states, scales, masters,
-    /// copies and averages starts at a multiple of 256 elements.
+    /// One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard, which
+    /// has some rows of a larger parameter, and the number says how many elements a row has. Null: all parameters are
+    /// full. A shard has the same stochastic rounding, and the same blocks of 8-bit states, as these rows have in the
+    /// full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple
+    /// of 256 elements.
     pub row_elements: *const u64,
     /// For each shard, the index of its first element. The index counts the elements of all full parameters, one
     /// parameter after the other. Without `row_elements` this list is ignored.

@@ -126,7 +126,7 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
 }
 
 /// Sets the learning rate of a group from the next step on. If `group` is null, this is the group "default". All other
-/// hyperparameters stay as they are. Use it for schedules.
+/// hyperparameters stay as they are. Use this call for learning-rate schedules.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]

@@ -6,7 +6,7 @@ use instep::{DType, Gradients, Master, Mode, Moments, SegmentAction, Unused};
 
 use crate::status::{Fault, Result};
 
-/// Element type: float, IEEE 754 binary32. If a field for an element type is 0, it means the default that the field's
+/// Element type: float, IEEE 754 binary32. In a field for an element type, 0 stands for the default that the field's
 /// comment gives.
 pub const INSTEP_F32: u32 = 1;
 /// Element type: bfloat16.
@@ -91,7 +91,7 @@ pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 /// A tensor of a parameter: the parameter itself. If it has a master weight, instep_stepper_read copies the master's
 /// values.
 pub const INSTEP_PARAM: u32 = 0;
-/// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
+/// A parameter's gradient. After a pass it is the sum over the ranks, still multiplied by the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
 /// A state of the parameter's optimizer. The state's name must be given.
 pub const INSTEP_STATE: u32 = 2;

@@ -32,9 +32,9 @@ pub struct instep_bucket {
 /// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
 /// types. All gradients of a bucket have one type.
 ///
-/// The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
-/// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address
-/// and the hand-over. At all other times the caller must not touch gradients or parameters.
+/// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
+/// between instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between
+/// instep_stepper_address and the hand-over. At all other times the caller must not touch gradients or parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {

@@ -74,8 +74,8 @@ pub unsafe extern "C" fn instep_norm_create(
 /// refused, because the norm decides the clip.
 ///
 /// Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
-/// call. It runs after the work of the previous call on this norm, on any stream. The conditions for `stream` are those
-/// of instep_bucket_step_step.
+/// call. It runs after the work of the previous call on this norm, even if that call had another stream. The conditions
+/// for `stream` are those of instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn instep_norm_decide(
 
 /// Reads the decision.
 ///
-/// Any thread may call it, one at a time. On a GPU it waits for the norm's last call.
+/// Any thread may call it, one at a time. On a GPU it waits for the work of the last call on this norm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_read(
     norm: *mut instep_norm,

@@ -93,8 +93,8 @@ pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> 
     hypers.iter().map(named).collect()
 }
 
-/// Turns changes by keyword (`beta1`) into changes by field (`betas`). A part of a pair that is not named keeps its
-/// value.
+/// Turns changes by keyword (`beta1`) into changes by field (`betas`). If only one part of a pair is named, the other
+/// part keeps its value.
 pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Vec<(&'static str, Value)>> {
     let fields = of.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
     let known = || fields.iter().flat_map(|field| field.parts).map(|part| part.keyword);
@@ -126,7 +126,8 @@ pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Ve
     Ok(changes)
 }
 
-/// Refuses an optimizer with a name other than the current name, because Adam and AdamW have the same hyperparameters.
+/// Refuses to replace a group's optimizer by one of another name. Its hyperparameters alone would not show the change,
+/// because Adam and AdamW have the same ones.
 pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
     let new = name_of(new);
     if old == new {

@@ -18,7 +18,7 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 /// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
 /// next pass broadcasts the parameters of their buckets.
 ///
-/// Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
+/// Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
 /// Otherwise it does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
 }
 
 /// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-/// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU, call
+/// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU with sums_by_caller, call
 /// instep_stepper_bucket_ready_after instead.
 ///
 /// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
@@ -86,8 +86,8 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
 /// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
 /// or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
 /// last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
-/// recorded, or too early, the step races with the sum. This call enqueues the wait, so the event may be destroyed or
-/// recorded again after it.
+/// recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so the event may be
+/// destroyed or recorded again after the call.
 ///
 /// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]

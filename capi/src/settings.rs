@@ -45,7 +45,7 @@ unsafe impl Growing for instep_pass_status {
 }
 
 /// Sets the learning rate of a group from the next pass on. If `group` is null, this is the group "default". All other
-/// hyperparameters stay as they are. All ranks set the same value. Use it for schedules.
+/// hyperparameters stay as they are. All ranks set the same value. Use this call for learning-rate schedules.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]

@@ -82,7 +82,8 @@ pub struct instep_stepper_options {
     pub loss_scale: f64,
     /// A dynamic loss scale instead of loss_scale. Null: none.
     pub loss_scaler: *const instep_loss_scaler,
-    /// Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
+    /// Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only for buckets in the stepper's
+    /// own memory.
     pub bucket_cap_bytes: u64,
     /// How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
     /// 60,000.

@@ -16,8 +16,8 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 /// The most states that an optimizer keeps per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. All
-/// zeros: there is no such tensor.
+/// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
+/// all fields are zero, there is no such tensor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
@@ -70,7 +70,7 @@ unsafe impl Growing for instep_tensors {
 pub struct instep_scaling {
     /// sizeof(instep_scaling).
     pub size: usize,
-    /// The number of ranks over which the gradients are sums.
+    /// The number of ranks over which the gradients were summed.
     pub world_size: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -130,7 +130,7 @@ pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Res
     unsafe { required("gradients", given, is_empty) }
 }
 
-/// Returns all tensors of a step, of a bucket that may have no elements.
+/// Returns all tensors of a step. If `is_empty`, the bucket has no elements, and tensors may be missing.
 ///
 /// # Safety
 /// The struct, its lists and their addresses meet instep.h's contract during `'a`.

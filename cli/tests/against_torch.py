@@ -42,10 +42,10 @@ OPTIMIZERS = {
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
 }
-# Relative to the largest number that went into it, a bound of the error of Lion's average in f32: a rounding of the
-# gradient's mean, of the difference, the weight and the product, and of the sum, in each of the steps.
+# A bound on the error of Lion's average in f32, relative to the largest gradient. Each of the 7 steps has five
+# roundings: of the mean gradient, the difference, the weight, the product and the sum.
 LION_ROUNDING = 5 * 7 * 2.0**-24
-# A scalar of a state, like NAdam's mu_product, has the default type.
+# torch gives a scalar of a state, such as NAdam's mu_product, the default type.
 torch.set_default_dtype(torch.float64)
 FILES = {"config": "C.json", "input": "IN", "output": "OUT"}
 FIRST, SECOND = ["layer.0.weight", "empty", "scalar"], ["head", "layer.0.bias"]
@@ -119,12 +119,12 @@ OPTIMIZERS["lion"], OPTIMIZERS["lamb"] = Lion, Lamb
 
 
 def expected(config, params, gradients):
-    """The results of torch: name of the tensor to its f64 values."""
+    """Torch's tensors in f64, NAdam's products, and the signs that rounding may flip, each by name."""
     leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
-    # A group each, for rates of their own.
+    # Each parameter has a separate group, so that it can have its own learning rate.
     owners = {name: group for group in config["groups"] for name in group["params"]}
     groups = [dict(group, params=[leaves[name]]) for name, group in owners.items()]
-    # torch makes Adagrad's sum before it looks at groups, so that its start is all groups' or nobody's.
+    # torch makes Adagrad's sum before it reads the groups, so all groups have the same first value.
     common = {key: value for key, value in groups[0].items() if key == "initial_accumulator_value"}
     optimizer = OPTIMIZERS[config["optimizer"]](groups, foreach=False, **common)
     for name, group in zip(owners, optimizer.param_groups):
@@ -150,7 +150,7 @@ def expected(config, params, gradients):
 
 
 def replay(binary, config, tensors, counts, folder):
-    """The results of the command: tensors and metadata."""
+    """Runs the command, and returns the tensors and the metadata of its output."""
     (folder / "C.json").write_text(json.dumps(config))
     save_file(tensors, folder / "IN", metadata=counts or None)
     paths = [argument for name in ("config", "input", "output") for argument in (f"--{name}", folder / FILES[name])]
@@ -168,7 +168,7 @@ def named(gradients):
 
 
 def in_bf16(value):
-    """The nearest bf16, as f32."""
+    """The nearest bf16 to each value, as f32."""
     return torch.tensor(value).bfloat16().float().numpy()
 
 
@@ -182,7 +182,7 @@ def ratio_to_bound(have, want, undecided):
 
 
 def with_masters(binary, config, params, gradients, folder):
-    """The same run on bf16 gradients, in f32 and twice with bf16 parameters: its distance from torch."""
+    """Runs the case again on bf16 gradients, in f32 and twice with bf16 parameters; returns the distance from torch."""
     gradients = [{name: in_bf16(value) for name, value in step.items()} for step in gradients]
     tensors = {**{f"param.{name}": value for name, value in params.items()}, **named(gradients)}
     plain, _ = replay(binary, config, tensors, {}, folder)
@@ -194,7 +194,8 @@ def with_masters(binary, config, params, gradients, folder):
             same = have[f"master.{rest}" if kind == "param" else name]
             assert same.tobytes() == value.tobytes(), (master, name)
             if kind == "param":
-                # A remainder's parameter is rounded away from zero where it lies halfway; torch's is even there.
+                # Halfway between two bf16, a parameter with a remainder is rounded away from zero, and torch rounds to
+                # even.
                 halfway = (value.view(numpy.uint32) & 0xFFFF == 0x8000) & (master == "remainder16")
                 assert numpy.all((have[name] == in_bf16(value)) | halfway), (master, name)
     want, _, undecided = expected(config, params, gradients)
@@ -223,7 +224,7 @@ def main(binary):
             assert whole[name].shape == value.shape and whole[name].tobytes() == resumed[name].tobytes(), name
         ratio, left_out = ratio_to_bound(whole, want, undecided), sum(int(signs.sum()) for signs in undecided.values())
         for key, product in products.items():
-            # What has no elements is never stepped here.
+            # The command never steps a parameter without elements.
             if SHAPES[key.split(".", 1)[1]] != (0, 3):
                 ratio = max(ratio, abs(float(counts[key]) - product) / (1e-14 * product + 1e-300))
         note = f"  {left_out} undecided signs left out" if undecided else ""

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Content, input};
 
-/// Options of one group, each there or left out.
+/// Options of one group. Each option is given or left out.
 fn group(optimizer: &'static str) -> impl Strategy<Value = Value> {
     let rate = || prop::option::of(prop_oneof![Just(0.0), 1e-6..2.0f64]);
     let share = || prop::option::of(0.0..1.0f64);
@@ -44,7 +44,7 @@ fn group(optimizer: &'static str) -> impl Strategy<Value = Value> {
     })
 }
 
-/// A valid configuration and the names of its parameters.
+/// A valid configuration and the number of its parameters.
 fn config() -> impl Strategy<Value = (Value, usize)> {
     let optimizer = prop_oneof![Just("sgd"), Just("adam"), Just("adamw"), Just("rmsprop")];
     let groups = optimizer.prop_flat_map(|optimizer| {
@@ -121,7 +121,7 @@ proptest! {
                 _ => text.insert(at, b"0123456789.-eE{}[]\",:ntf"[usize::from(byte) % 23]),
             }
         }
-        // What is left may be valid; all that is asked for is an answer.
+        // The mutated text may still be valid, so the test only checks that `run` returns.
         let _ = run(&text, &tensors(count), Order::Sequential);
     }
 }

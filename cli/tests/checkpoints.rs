@@ -27,7 +27,7 @@ fn layout() -> Layout {
 }
 
 fn gradient(pass: u64, param: usize) -> Vec<f32> {
-    // Values that every gradient type of these tests holds.
+    // Values that every gradient type of these tests represents exactly.
     let values = painted(100 * pass + param as u64, PARAMS[param].1.iter().product());
     values.into_iter().map(|value| DType::BF16.round(value)).collect()
 }
@@ -195,7 +195,7 @@ fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
         let builder = two_groups(layout, Box::new(AdamW::default()), Box::new(AdamW::default()));
         builder.mode(Mode::Normed).loss_scale(scaler).host(Sums::by_caller(0, 3)).unwrap()
     });
-    // The third pass of three without a skip is the first of the replay.
+    // The scale grows after three passes without a skip. The third of them is the first pass of the replay.
     assert_replays(&folder, &[], keys);
     let scale = |of: &str| {
         let report = folder.run(&["diff", "IN", of, "--json"]).stdout;

@@ -110,7 +110,7 @@ fn files_that_cannot_be_read_are_refused() {
     assert_refused(&folder.run(&["diff", "A", "."]), "regular file");
 }
 
-/// Whether `a` is accepted in place of `b`, for one element and in both orders of other elements.
+/// Whether `a` is accepted in place of `b`, as one element between two equal elements.
 fn accepts(tolerance: &[&str], a: f32, b: f32) -> bool {
     let (status, report, text) = diff_within(&one(&[1.0, a, 2.0]), &one(&[1.0, b, 2.0]), tolerance);
     assert_eq!(report["within"], json!(status == Some(0)), "{text}");
@@ -169,7 +169,7 @@ fn the_summary_names_the_worst_element_of_all_tensors() {
     let (_, report, text) = diff(&a, &b);
     assert_eq!((&report["worst"]["tensor"], &report["worst"]["index"]), (&json!("param.w"), &json!(2)));
     assert!(text.ends_with("different; worst: param.w at 2: 1e-30 and 2e-30, 8388608 ulp\n"), "{text}");
-    // The absolute tolerance accepts the larger distance, so the other is the worst.
+    // The absolute tolerance accepts the element with the larger distance, so the other element is the worst.
     let (status, report, text) = diff_within(&a, &b, &["--atol", "1e-9"]);
     assert_eq!(
         (status, &report["tensors"][1]["outside"], &report["tensors"][1]["different"]),

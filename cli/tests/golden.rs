@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Content, replayed};
 
-/// Keys of the configuration that are pairs; all other keys are the same in both.
+/// Keys of the configuration that are pairs, each with the two keys of the vectors. All other keys are the same in the
+/// configuration and in the vectors.
 const PAIRS: [[&str; 3]; 3] = [
     ["betas", "beta1", "beta2"],
     ["etas", "eta_minus", "eta_plus"],

@@ -47,8 +47,8 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
     let report = report(&StandIn::new(), &[&sizes[..], &["--max-blocks", "all,2x"]].concat());
     assert_eq!(report["device"]["name"], "stand-in");
     assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
-    // The gradient is read; the parameter and each state are read and written. A change that norms scale takes a second
-    // launch, which reads the parameter and the states again.
+    // The gradient is read; the parameter and each state are read and written. If the rule scales its update by norms,
+    // a second launch reads the parameter and the states again.
     let of = |states: usize, is_scaled: bool| {
         (12 + 8 * states + if is_scaled { 4 + 4 * states } else { 0 }) as f64
     };
@@ -62,12 +62,12 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
             of.iter().all(|row| row["bytes_per_element"] == bytes && row["segments"] == 1),
             "{optimizer}"
         );
-        // Two caps of blocks, four sizes through memory; the stand-in's cache of 64 KiB holds none of 16 KiB four times
-        // but SGD's.
+        // Two caps on blocks run each of the four sizes beyond the cache. A case in the cache may have at most a
+        // quarter of the stand-in's 64 KiB, and only SGD's smallest bucket is so small.
         let beyond = of.iter().filter(|row| row["cache"] == "beyond");
         assert_eq!(beyond.clone().count(), 8, "{optimizer}");
         for row in beyond {
-            // LAMB's two launches read the parameter, and what the first has changed, once more.
+            // LAMB's second launch reads the parameter and the states again, and the footprint counts them once.
             let once = if optimizer == "lamb" { bytes - 12.0 } else { bytes };
             let footprint = (once as u64 - 4) / 2 + 4;
             let all = row["buckets"].as_u64().unwrap() * row["elements"].as_u64().unwrap() * footprint;
@@ -93,7 +93,8 @@ fn every_step_is_one_launch_and_is_held_against_a_copy_of_as_many_bytes() {
     let launches = count(
         &|call| matches!(call, Call::Launch { kernel: "instep_step_adam", shape: s, .. } if *s == shape),
     );
-    // One warms up; in front of every sample one does not count; two of every bucket are compared with the host's.
+    // One round warms up. In each round, one launch before the sample does not count. Two steps of every bucket are
+    // compared with the host's.
     let timed = (5 + 1) * (steps + 1);
     assert_eq!(launches, timed + 2 * buckets);
     let half = 16 * 1024 * 28 / 2;
@@ -105,14 +106,14 @@ fn every_step_is_one_launch_and_is_held_against_a_copy_of_as_many_bytes() {
 #[test]
 fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
     let driver = StandIn::new();
-    // A block for each tile, which tells the launch of this bucket from others.
+    // One block per tile, so that the number of blocks tells the launch of this bucket from others.
     let sizes =
         ["--min-bytes", "64K", "--max-bytes", "2G", "--step-factor", "32768", "--max-blocks", "65536"];
     let report = report(&driver, &[&["--only", "step", "--optimizer", "sgd"], &sizes[..]].concat());
     let skipped = rows(&report, "skipped");
     assert_eq!((skipped.len(), &skipped[0]["elements"]), (1, &(512 << 20).into()));
     assert_eq!(driver.allocated_bytes(), 0, "a case frees all its memory");
-    // The parameters do, the copies do not.
+    // Here the parameters fit, and the copies do not.
     let large = ["-b", "48M", "-e", "48M"];
     let other =
         self::report(&StandIn::new(), &[&["--only", "step", "--optimizer", "sgd"], &large[..]].concat());
@@ -151,7 +152,7 @@ fn a_wrong_bit_is_a_marked_row_and_the_others_still_run() {
 #[test]
 fn a_run_that_ends_in_its_second_case_leaves_the_row_of_the_first() {
     let (driver, folder) = (StandIn::new(), Folder::new());
-    // Once in each case.
+    // Each case makes this call once.
     driver.break_call_after("load", 1);
     let (json, svg) = (folder.path("report.json"), folder.path("share.svg"));
     let files = ["--json", json.to_str().unwrap(), "--svg", svg.to_str().unwrap()];
@@ -194,7 +195,7 @@ fn every_precision_has_the_bytes_of_its_layout_and_the_bits_of_the_host() {
         let (compared, all) = (&row["compared"], row["buckets"].as_u64().unwrap() * elements);
         let is_stochastic = row["precision"].as_str().unwrap().contains("stochastic");
         assert_eq!(compared["of"], all);
-        // Random bits depend on the place in the layout, so those of the first parameter are compared.
+        // Random bits depend on the place in the layout, so only the first parameter is compared.
         assert_eq!(compared["elements"], if is_stochastic { elements } else { all });
     }
 }
@@ -226,7 +227,8 @@ fn a_norm_reads_its_gradients_and_both_copies_move_as_many_bytes() {
     assert!(rows.iter().all(|row| row["sm_copy_us"].is_object() && row["ceiling"] == "copy"));
     let calls = driver.take_calls();
     let count = |is: &dyn Fn(&Call) -> bool| calls.iter().filter(|call| is(call)).count() as u64;
-    // Per round, and in one more that is not counted, the launches of a sample and one that does not count.
+    // Two rounds, and one that warms up. Each round has the launches of a sample, and one launch before it that does
+    // not count.
     let timed: u64 = rows.iter().map(|row| 3 * (row["steps_per_sample"].as_u64().unwrap() + 1)).sum();
     assert_eq!(count(&|call| matches!(call, Call::Launch { kernel: "instep_norm", .. })), timed);
     assert_eq!(count(&|call| matches!(call, Call::LaunchForeign { .. })), timed);
@@ -256,7 +258,8 @@ fn the_trainers_stream_goes_before_the_optimizers() {
         _ => None,
     });
     let priorities: Vec<i32> = priorities.collect();
-    // The trainer's, then a stepper's own two: the sums', which go before everything, and the optimizer's.
+    // The trainer's stream comes first, then a stepper's two streams: that of the sums, with the highest priority, and
+    // that of the optimizer.
     assert_eq!(priorities[..3], [-1, i32::MIN, 0]);
 }
 
@@ -278,7 +281,7 @@ fn modes_run_beside_the_stand_ins_and_one_pass_without_an_optimizer() {
         (&alone["exposed_us"]["max"], &alone["backward_slowdown_percent"]["max"]),
         (&0.0.into(), &0.0.into())
     );
-    // The reduce's kernel is the first that the load asks for: one launch per bucket and pass, 24 blocks.
+    // Kernel 0, the first that is loaded, is the reduce: one launch per bucket and pass, with 24 blocks.
     let calls = driver.take_calls();
     let of = |kernel: usize| {
         calls.iter().filter(move |call| matches!(call, Call::LaunchForeign { kernel: k, .. } if *k == kernel))
@@ -316,7 +319,7 @@ fn the_picture_has_a_line_per_optimizer_and_a_mark_per_size() {
 #[test]
 fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
     let folder = Folder::new();
-    // Far beyond any machine's; without the kernels or a driver that is what is missing first.
+    // No machine has so many GPUs. Without kernels or a driver, the error names these first.
     let output = folder.run(&["bench", "--device", "cuda:4096"]);
     let word = match instep::cuda::device_count() {
         Err(instep::Error::KernelsNotBuilt { .. }) => "rebuild with `--features cuda`",

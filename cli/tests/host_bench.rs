@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Folder, assert_refused, stderr, stdout};
 
-/// One quick run: its report, its table and its CSV.
+/// Returns the report, the table and the CSV of one quick run.
 fn run(words: &[&str]) -> (Value, String, String) {
     let folder = Folder::new();
     let quick = ["bench", "--quick", "--rounds", "1", "--threads", "1", "--json", "J", "--csv", "C"];
@@ -25,7 +25,7 @@ fn the_picture_of_a_sweep_has_a_line_for_every_case_and_a_mark_for_every_size() 
     let output = folder.run(&[&quick[..], &sweep].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let picture = String::from_utf8(folder.read("P")).unwrap();
-    // Each size lies beyond the cache, and in it.
+    // Each size is stepped beyond the cache, and in the cache if it fits.
     for line in ["sgd bf16 beyond", "sgd bf16 resident", "sgd f32 beyond", "sgd f32 resident"] {
         assert!(picture.contains(&format!(">{line}</text>")), "{line} in {picture}");
     }
@@ -98,7 +98,7 @@ fn a_sweep_on_the_host_has_a_row_for_every_size_in_bytes_of_gradients() {
         let case = format!("step,{name} {} {},", row["elements"], row["cache"].as_str().unwrap());
         assert_eq!(csv.lines().filter(|line| line.starts_with(&case)).count(), 4, "{csv}");
     }
-    // Every figure of the file is in the JSON, too.
+    // Every figure of the CSV file is in the JSON, too.
     let lines = csv.lines().filter(|line| !line.starts_with('#')).count() - 1;
     assert_eq!(report["figures"].as_array().unwrap().len(), lines);
 }
@@ -127,7 +127,8 @@ fn the_header_names_machine_and_build_in_both_forms() {
     assert_eq!(report["quick"], true);
 }
 
-/// Lines of a table other than its announcement, the indented lines after the announcement, and its head.
+/// Returns the number of rows of a table. Its announcement, the indented lines after the announcement, and its head do
+/// not count.
 fn rows_of(table: &str, heads: usize) -> usize {
     table.lines().skip(1).filter(|line| !line.starts_with("  ")).count() - heads
 }

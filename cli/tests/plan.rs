@@ -37,7 +37,7 @@ fn held(report: &Value, what: &str) -> u64 {
 fn a_plan_counts_bytes_and_ops_from_the_description() {
     let report = plan(&folder(), &["--world-size", "4", "--bucket-cap-mib", "1"]);
     assert_eq!((&report["parameters"], &report["elements"]), (&7.into(), &ELEMENTS.into()));
-    // Every parameter is a multiple of 256 elements, and the bucket of 4 x 256.
+    // Every parameter has a multiple of 256 elements, and the bucket has a multiple of 4 x 256.
     let elements = ELEMENTS.next_multiple_of(1024);
     for (what, bytes) in
         [("parameters", 2), ("gradients", 2), ("masters", 4), ("exp_avg", 4), ("exp_avg_sq", 4)]
@@ -62,7 +62,8 @@ fn shared_states_are_a_share_and_the_same_bytes_are_sent() {
     for what in ["parameters", "gradients"] {
         assert_eq!(held(&shared, what), held(&whole, what), "{what}");
     }
-    // A reduce-scatter and an all-gather of 16 bits are an all-reduce of 16 bits. Beside them goes what ranks agree on.
+    // A reduce-scatter and an all-gather of 16-bit elements send as much as an all-reduce of them. The difference is
+    // what the ranks agree on.
     let [whole, shared] = [whole, shared].map(|report| report["bus_bytes"].as_u64().unwrap());
     assert!(shared >= whole && shared - whole < 1024, "{shared} {whole}");
 }
@@ -82,14 +83,15 @@ fn shared_parameters_are_a_share_and_two_whole_buckets() {
     let (whole, peak) = (held(&zero, "parameters"), held(&fsdp, "parameters"));
     let buckets = fsdp["buckets"].as_u64().unwrap();
     assert_eq!(buckets, 8);
-    // A quarter of each bucket is this rank's anyway.
+    // This rank always has a quarter of each bucket.
     assert_eq!(peak, 6 * (whole / 8) / 4 + 2 * (whole / 8));
     let gathers = |report: &serde_json::Value| {
         let work = report["work"].as_array().unwrap();
         let gather = work.iter().find(|work| work["what"] == "all-gather").unwrap();
         gather["count"].as_u64().unwrap()
     };
-    // In forward and in backward; what is last in forward is first in backward, and is kept.
+    // Forward and backward each gather every bucket. The last bucket of forward may stay for backward, which begins
+    // with it.
     let count = (gathers(&zero), gathers(&fsdp));
     assert!(count.0 == buckets && (2 * buckets - 2..=2 * buckets).contains(&count.1), "{count:?}");
 }
@@ -107,7 +109,7 @@ fn groups_of_ranks_send_a_shard_to_their_replicas_and_the_rest_to_their_neighbou
     let sums = work.iter().find(|work| work["what"] == "replicas' sum").unwrap();
     assert_eq!(sums["count"], groups["buckets"]);
     let bytes = |report: &Value, name: &str| report[name].as_u64().unwrap();
-    // An all-reduce of a quarter of the gradients, of 16 bits, among two ranks.
+    // Two ranks all-reduce a quarter of the 16-bit gradients.
     let between = bytes(&groups, "bus_bytes_between_groups");
     assert_eq!((between, &groups["shard_size"]), (ELEMENTS.next_multiple_of(1024) / 2, &Value::from(4)));
     assert_eq!(bytes(&groups, "bus_bytes") - between, bytes(&alone, "bus_bytes"));
@@ -140,7 +142,7 @@ fn offload_moves_what_is_stepped_to_the_host() {
         // A state has 4 bytes per element that the rank keeps; parameters and gradients have 2.
         let kept = held(&plain, "exp_avg") / 4;
         assert_eq!(held(&offloaded, "stepped parameters"), 2 * kept, "{strategy}");
-        // Only shards are sums of padding too.
+        // With shards, the sums include the padding.
         let summed = if strategy == "replicated" { ELEMENTS } else { kept };
         assert_eq!(held(&offloaded, "summed gradients"), 2 * summed, "{strategy}");
         for what in ["stepped parameters", "summed gradients"] {
@@ -212,26 +214,28 @@ fn pytorchs_offload_takes_the_times_that_follow_from_the_speeds() {
         let found = report[key].as_u64().unwrap() as f64 / 1e6;
         assert!((found - milliseconds).abs() < 0.01, "{key}: {found} ms instead of {milliseconds} ms");
     };
-    // Steps begin 3, 7, 11, 15, 19, 23, 27 and 31 ms after backward, of buckets 0, 2, 4, 6, 7, 5, 3 and 1: always of the last
-    // one that is there. Forward begins with bucket 7 at 24 ms, waits for 5 until 28, for 3 until 32 and for 1 until 36.
+    // Steps begin 3, 7, 11, 15, 19, 23, 27 and 31 ms after backward begins, for buckets 0, 2, 4, 6, 7, 5, 3 and 1: each
+    // time for the arrived bucket with the largest index. Forward begins with bucket 7 at 24 ms. It waits for bucket 5
+    // until 28 ms, for bucket 3 until 32 ms and for bucket 1 until 36 ms.
     let all = of(&[]);
     near(&all, "optimizer_busy_ns", 32.0);
     near(&all, "pass_ns", 38.0);
     let many = of(&["--micro-batches", "100"]);
     near(&many, "pass_ns", 99.0 * 24.0 + 38.0);
-    // Where backward is slow enough, the last bucket alone is late: its copy down, its step, and its copy up.
+    // If backward is slow enough, only the last bucket is late: its copy down, its step, and its copy up.
     let slow = with_tokens("5000", &[]);
     near(&slow, "blocked_ns", 1.0 + 4.0 + 1.0);
-    // After the last gradient: its copy, its norm, and the steps from the first module's on. Each of the eight forward
-    // parts waits for the step of its own bucket; the last upload is that of the last module.
+    // After the last gradient come its copy, its norm and all steps, the first module's step first. Each of the eight
+    // forward parts waits for the step of its own bucket; the last upload is that of the last module.
     let clipped = of(&["--max-norm", "1"]);
     let norm = 4.0 / 7.0;
     near(&clipped, "blocked_ns", 1.0 + norm + 32.0 + 1.0 - 7.0);
     near(&clipped, "optimizer_busy_ns", 32.0 + 8.0 * norm);
-    // A ring of one bucket: a gradient may go down once the step before it has ended.
+    // The ring has room for one bucket, so a gradient may go down once the previous step has ended.
     let narrow = of(&["--ring-mib", "1"]);
     near(&narrow, "pass_ns", 8.0 + 2.0 + 8.0 * (1.0 + 4.0) + 1.0);
-    // A rank of two sums a bucket before it goes down: half a MiB each way, over a link at the copies' speed.
+    // With two ranks, a bucket is summed before it goes down: half a MiB each way, over a link that is as fast as the
+    // copies.
     let bus = speed("bus", 4.0 * elements / 1e6);
     let two = of(&["--world-size", "2", "--micro-batches", "100", "--latency", "0", &bus]);
     near(&two, "pass_ns", 99.0 * 24.0 + 38.0 + 1.0);
@@ -273,8 +277,8 @@ fn pytorchs_offload_of_shards_waits_for_steps_unit_by_unit() {
                 "{model} {more:?}: {found} ms, not {milliseconds} ms"
             );
         };
-        // Backward waits for each copy down. Nothing hides the copy up of the first unit of backward, and of forward, whose
-        // step comes before that.
+        // Backward waits for each copy down. Nothing hides the copy up of backward's first unit. Nothing hides the step
+        // and the copy up of forward's first unit either.
         let (down, first) = (8.0, 1.0);
         blocked(&[], down + first + 4.0 + 1.0);
         blocked(&["--micro-batches=2"], down + 2.0 * (first + 1.0) + 4.0);
@@ -283,9 +287,9 @@ fn pytorchs_offload_of_shards_waits_for_steps_unit_by_unit() {
         blocked(&["--max-norm=1"], down + first + norm + 4.0 + 1.0);
         // A scaler writes gradients after backward, so it waits for all steps.
         blocked(&["--grad-scaler"], down + first + norm + 8.0 * 4.0 + 1.0);
-        // Halves take half as long, and a gather or a sum sends half of a unit.
+        // Shards of half the size take half as long, and a gather or a sum sends half of a unit.
         blocked(&["--world-size=2"], 8.0 * (0.5 + 0.5) + (0.5 + 0.5) + 2.0 + (0.5 + 0.5));
-        // And so for two groups of two, whose replicas add their shards up.
+        // The same holds for two groups of two ranks. Their replicas also sum their shards.
         blocked(&["--world-size=4", "--shard-size=2"], 8.0 * (0.5 + 0.5 + 0.5) + 1.0 + 2.0 + 1.0);
     }
 }
@@ -302,12 +306,12 @@ fn steps_after_a_decision_share_launches_in_a_plan() {
         let work = report["work"].as_array().unwrap();
         work.iter().find(|work| work["what"] == "step").unwrap()["count"].as_u64().unwrap()
     };
-    // The first-needed bucket has its own launch, and others have 128 MiB.
+    // The bucket that is needed first has its own launch. Each other launch has at most 128 MiB.
     assert_eq!(steps("normed", &[]), 1 + 3);
     assert_eq!(steps("sequential", &[]), 1);
     assert_eq!(steps("sequential", &["--strategy", "zero"]), 1 + 3);
     assert_eq!(steps("eager", &[]), 12);
-    // The host steps each by itself.
+    // The host steps each bucket by itself.
     assert_eq!(steps("normed", &["--offload"]), 12);
 }
 
@@ -324,10 +328,11 @@ fn released_gradients_are_held_from_their_write_to_their_step() {
     for strategy in ["replicated", "zero", "fsdp"] {
         let released =
             |more: &[&str]| gradients(&[&["--release-gradients", "--strategy", strategy], more].concat());
-        // A backward that is slower than steps writes one bucket while the one before is summed and stepped.
+        // If backward is slower than the steps, it writes one bucket while the previous bucket is summed and stepped.
         let few = released(&[]);
         assert!((bucket..=2 * bucket).contains(&few), "{strategy}: {few}");
-        // Sums that are slower than backward leave them all for a while. With fsdp, backward waits for all-gathers too.
+        // If the sums are slower than backward, all gradients exist for a while. With fsdp, backward waits for
+        // all-gathers too.
         if strategy != "fsdp" {
             assert_eq!(released(&["--latency", "1e12"]), 8 * bucket, "{strategy}");
         }
@@ -364,7 +369,7 @@ fn micro_batches_are_summed_once_a_pass_or_each_with_sums_of_a_shard() {
     // The first micro-batch is copied; the second is added to it, and both to the last.
     assert_eq!([&one, &local, &summed].map(|report| count(report, "add")), [0, 0, 16]);
     assert_eq!(count(&summed, "copy"), 8);
-    // Each forward and each backward brings every bucket together, but for the one between them.
+    // Each forward and each backward gathers every bucket, except for the bucket that stays full between them.
     assert!(count(&local, "all-gather") > 2 * count(&one, "all-gather"));
     let bytes = 8 * 1024 * 256 * 4;
     assert_eq!(held(&summed, "sums of micro-batches"), bytes / 4);
@@ -497,7 +502,7 @@ fn what_cannot_be_planned_is_refused_by_name() {
     }
     #[cfg(target_os = "linux")]
     {
-        // 4 TiB of parameters each.
+        // Each rank would need 4 TiB for its parameters.
         folder.write("model.json", br#"{"params": [{"name": "a", "shape": [1099511627776]}]}"#);
         refused(&["--world-size", "2", "--measure"], "--measure of 2 ranks");
     }

@@ -56,7 +56,7 @@ fn spelled(precision: &Precision) -> String {
     )
 }
 
-/// Values that the types have, as f32, or in the types themselves.
+/// Returns tensors with values that their types represent exactly, stored as f32 or in these types.
 fn exact(precision: &Precision, frozen: Option<&str>, in_own_types: bool) -> Content {
     let mut content = input(&PARAMS, PASSES);
     if let Some(frozen) = frozen {
@@ -220,7 +220,7 @@ fn a_value_that_its_type_does_not_have_is_refused_by_name_and_place() {
         let refused = run(BF16, &fine().with(key, &[3], &values)).unwrap_err();
         assert!(refused.contains(word), "no {word:?} in {refused:?}");
     }
-    // Types say nothing of values.
+    // Whether a value is refused does not depend on its type in the input file.
     let half = fine().with("param.w", &[3], &[1.0, 2.0, 1.001]).retyped("param.w", DType::F16);
     assert!(run(BF16, &half).unwrap_err().contains("`param.w`: holds 1.0009766 at 2"));
     let wide = |dtype| replayed(BF16, &fine().retyped("param.w", dtype).retyped("grad.0.w", dtype));

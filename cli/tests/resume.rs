@@ -1,6 +1,7 @@
 //! Checkpoints: what is written is enough to resume with the bits of the uninterrupted run.
 //!
-//! The comparison is always the whole run. Counts and states follow `torch.optim`: none before the first update.
+//! Every resumed replay is compared with the whole run. Counts and states follow `torch.optim`: none before the first
+//! update.
 
 use instep::optim::ALL;
 

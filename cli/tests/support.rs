@@ -2,7 +2,7 @@
 //!
 //! This file must write and read tensor files only with the `safetensors` crate.
 
-// The library's tests have the same modules under `support`, so their files name each other alike in both.
+// The library's tests have these modules under `support` too, so the modules' paths to each other are the same there.
 #[path = "../../tests/support/entries.rs"]
 mod entries;
 #[path = "../../tests/support/hardware.rs"]
@@ -39,7 +39,7 @@ impl Content {
         self
     }
 
-    /// The same values in another type that has them all.
+    /// The same values in another type, which must represent all of them exactly.
     pub(crate) fn retyped(mut self, name: &str, dtype: DType) -> Self {
         let (values, (shape, ..)) = (self.values(name), self.tensors.remove(name).unwrap());
         let (dtype, bits): (_, fn(f32) -> u32) = match dtype {
@@ -129,7 +129,7 @@ impl Folder {
         fs::read(self.path(name)).unwrap()
     }
 
-    /// Returns the names of the files in it.
+    /// Returns the names of the files in the folder.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).unwrap();
         let mut names: Vec<_> =

@@ -1,7 +1,8 @@
 //! AdamW in f64, and a bound on the rounding of an AdamW in f32 that is given the same gradients.
 //!
-//! A running error analysis: it computes for each value the largest error of an f32 computation, to first order. It
-//! holds for moments as averages or as sums of products, and for decay as a factor or as a difference.
+//! A running error analysis: it computes for each value the largest error of an f32 computation, to first order. The
+//! bound holds whether an implementation computes moments as averages or as sums of products, and weight decay as a
+//! factor or as a difference.
 
 /// The unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
@@ -26,7 +27,7 @@ struct Value {
 }
 
 impl Value {
-    /// Returns the average with a term of which `given` roundings are known.
+    /// Returns the moving average after `term` is added. `term` itself already has `given` roundings.
     fn averaged(self, term: f64, beta: f64, given: f64) -> Value {
         let at = beta * self.at + (1.0 - beta) * term;
         let sums = 2.0 * beta * self.at.abs() + (3.0 + given) * (1.0 - beta) * (term.abs() + self.at.abs());
@@ -47,7 +48,7 @@ impl Element {
         Element { rule, param: Value { at: f64::from(param), off: 0.0 }, moments: Default::default() }
     }
 
-    /// Makes update number `count`, from 1.
+    /// Makes update number `count`. The first update has number 1.
     pub(crate) fn update(&mut self, grad: f32, lr: f64, count: i32) {
         let AdamW { betas: (beta1, beta2), eps, weight_decay, has_f32_powers } = self.rule;
         let grad = f64::from(grad);

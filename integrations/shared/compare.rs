@@ -1,13 +1,13 @@
-//! Rounds of two steps, one after the other, and the medians of their times.
+//! Times the steps of two optimizers in turn, round by round, and prints the medians.
 //!
 //! A ratio is the quotient of two times of one round. The first round only warms up.
 
 use std::time::{Duration, Instant};
 
-/// Layers of the network whose parameters are stepped.
+/// The number of layers of the network. Their parameters are stepped.
 pub(crate) const LAYERS: usize = 6;
 
-/// Returns the width of its layers: the program's argument, or 1024.
+/// Returns the width of the network's layers: the program's argument, or 1024.
 pub(crate) fn width() -> usize {
     std::env::args().nth(1).map_or(1024, |text| text.parse().expect("the width is a whole number"))
 }
@@ -19,7 +19,7 @@ pub(crate) fn timed(step: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// Takes the times of both steps in each round, and prints the medians and the ratio.
+/// Calls `round`, which returns the times of both steps, once per round. Prints the medians and the ratio.
 pub(crate) fn compare(theirs: &str, ours: &str, mut round: impl FnMut() -> [Duration; 2]) {
     let rounds: Vec<[f64; 2]> =
         (0..32).map(|_| round().map(|time| time.as_secs_f64() * 1e3)).skip(1).collect();

@@ -11,7 +11,7 @@ use instep::{
     Scaling,
 };
 
-/// Elements that share a scale of 8-bit states.
+/// The number of elements of an 8-bit state that share one scale.
 const BLOCK: usize = 256;
 
 /// An optimizer of instep, and the other options of its steps.
@@ -44,7 +44,7 @@ pub enum Error {
     /// A loaded state does not fit the model and the optimizer.
     #[error("state `{name}`: {wrong}; load what the same model and the same options have saved")]
     State {
-        /// The tensor's name in what was loaded.
+        /// The tensor's name in the loaded state.
         name: String,
         /// What is wrong.
         wrong: String,
@@ -105,7 +105,7 @@ pub(crate) enum Saved {
 /// A parameter's step count, and the number that some optimizers also carry from step to step.
 type Count = (u64, Option<f64>);
 
-/// Steps all parameters, in the order of their names in `new`.
+/// Steps all parameters. Their order is that of the names that `new` got.
 pub(crate) struct Model {
     step: BucketStep,
     ids: Vec<ParamId>,

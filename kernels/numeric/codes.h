@@ -13,8 +13,8 @@
  * element is kept exactly, so decoding and encoding again gives the same codes.
  *
  * If a block has a NaN or an infinity, all its elements become NaN, so that the fault shows. If its largest magnitude
- * is below 2^-90, the block becomes zero, because codes could stand for subnormals. Dettmers et al., "8-bit Optimizers
- * via Block-wise Quantization", ICLR 2022; square-root companding: Ortiz et al., "FlashOptim", 2026. */
+ * is below 2^-90, the block becomes zero: its codes could otherwise stand for subnormals. Dettmers et al., "8-bit
+ * Optimizers via Block-wise Quantization", ICLR 2022; square-root companding: Ortiz et al., "FlashOptim", 2026. */
 #ifndef INSTEP_NUMERIC_CODES_H
 #define INSTEP_NUMERIC_CODES_H
 
@@ -70,10 +70,10 @@ INSTEP_INLINE F root_of(bool is_signed, F power) {
 }
 
 /* Exact roots are slow. If an approximate root costs less, it selects the threshold next to a value. The threshold
- * below a code is the code less 1/2. A few products give its power, and comparing this power with the value's gives the
- * code. code_of rounds its roots. Its codes may change up to BELOW units in the last place below a threshold's power,
- * or ABOVE units above it. Exact roots decide for powers in this range. All codes then equal those of code_of, if the
- * error of the approximate root is less than half a code. */
+ * below a code is the code less 1/2. A few products give the threshold's power, and comparing it with the value's power
+ * gives the code. code_of rounds its roots, so its code may change up to BELOW units in the last place below a
+ * threshold's power, or up to ABOVE units above it. Exact roots decide for powers in this range. All codes then equal
+ * those of code_of, if the error of the approximate root is less than half a code. */
 constexpr uint32_t BELOW = 9, ABOVE = 5;
 
 /* Returns a word with its top bit set if the power is at least that of the threshold. The word is at least FIRST_CLOSE

@@ -190,8 +190,8 @@ INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const Instep
     return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
-/* Returns whether a sum of this magnitude has a mean that is infinite or NaN. The mean is that of the step in the
- * tile's bucket, without a clip that is decided later. */
+/* Returns whether a sum of this magnitude has a mean that is infinite or NaN. The mean is the sum times the step's
+ * multiplier for the tile, without a clip that is decided later. */
 INSTEP_INLINE bool has_nonfinite_mean(const InstepStepArgs& args, const InstepTile& tile, uint32_t magnitude) {
     return is_nonfinite(float_of(magnitude) * gradient_multiplier(args, args.records[tile.record], INSTEP_ACTION_STEP));
 }
@@ -242,7 +242,7 @@ INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* contr
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     control->decided = 1;
     const bool overflows = is_nonfinite(float_of(worst) * control->multiplier);
-    /* The norm has named a bucket with a mean that overflows, but the clip makes this mean finite. The steps run after
+    /* The norm may have named a bucket with a mean that overflows. The clip makes this mean finite. The steps run after
      * this decision, so no step has named a bucket yet. */
     if (max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     return overflows;

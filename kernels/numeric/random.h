@@ -27,7 +27,7 @@ INSTEP_INLINE RandomKey random_key(uint64_t seed, uint64_t update) {
     return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
 }
 
-/* The start of a run of elements. Its number has two words, because 64-bit lanes would halve the lanes of a vector. */
+/* The start of a run. The first element's number is two words, because 64-bit lanes would halve a vector's lanes. */
 struct RandomPosition {
     RandomKey key;
     uint32_t low, high;

@@ -47,8 +47,8 @@ struct Adadelta {
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes v infinite and d = 0 * g NaN. Only u may become NaN while p stays finite, if rho is 1
-     * and d^2 overflows. */
+    /* An infinite gradient makes v infinite, so d = 0 * g is NaN. Only u may become NaN while p stays finite, if rho is
+     * 1 and d^2 overflows. */
     static constexpr uint32_t HIDDEN = hidden_state(1);
 
     static INSTEP_INLINE uint32_t flags(const AdadeltaScalars& s) {

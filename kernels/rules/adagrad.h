@@ -48,7 +48,7 @@ struct Adagrad {
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes s infinite and g / sqrt(s) NaN. A NaN in g or s makes it NaN too. */
+    /* An infinite gradient makes s infinite, so g / sqrt(s) is NaN. A NaN in g or s makes this quotient NaN too. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdagradScalars& s) {

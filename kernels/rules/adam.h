@@ -57,7 +57,7 @@ struct Adam {
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
 
     /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN. A NaN in the gradient, m or
-     * v also makes it NaN. */
+     * v also makes this quotient NaN. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdamScalars& s) {

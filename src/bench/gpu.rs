@@ -135,12 +135,12 @@ impl GpuLauncher {
         self.sm_copy.is_some()
     }
 
-    /// Returns the bytes that one step of a bucket reads and writes, from its op's accesses.
+    /// Returns the number of bytes that one step of a bucket reads and writes, computed from its op's accesses.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Returns the bytes that the norm of a bucket reads: its gradients.
+    /// Returns the number of bytes that the norm of a bucket reads: those of its gradients.
     pub fn norm_bytes(&self, bucket: u32) -> u64 {
         Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
@@ -235,7 +235,8 @@ impl GpuLauncher {
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
-    /// Makes the bench's driver calls with the device's context current, unless an earlier call has failed.
+    /// Makes the bench's driver calls with the device's context current. If an earlier call has failed, returns that
+    /// error instead.
     pub(super) fn guarded<T>(
         &mut self,
         work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>,

@@ -181,7 +181,7 @@ impl Launcher {
         self.steps[bucket as usize].step(&tensors, self.scaling)
     }
 
-    /// Returns the bytes that one step of a bucket reads and writes, from its op's accesses.
+    /// Returns the number of bytes that one step of a bucket reads and writes, computed from its op's accesses.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }

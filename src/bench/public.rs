@@ -38,7 +38,7 @@ pub struct Alone {
 
 impl Alone {
     /// Builds a bucket of `params` parameters. Each has `elements` elements, a multiple of 256. The public object gets
-    /// one run per kind of tensor. With `is_apart` it gets one run per parameter.
+    /// one address for all tensors of a kind. With `is_apart` it gets one address for each tensor.
     ///
     /// # Errors
     /// Errors as for `BucketStepBuilder::host`.
@@ -102,7 +102,7 @@ impl Alone {
 
 /// A stepper on borrowed tensors that all move between two places.
 pub struct Moving {
-    /// This is the first field, so that it is dropped before the memory.
+    /// This is the first field, so that the stepper is dropped before the tensors.
     stepper: Stepper,
     layout: Layout,
     in_bucket: usize,

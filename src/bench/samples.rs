@@ -76,8 +76,8 @@ impl GpuLauncher {
         Ok(Sample { device_ns: self.elapsed_ns()?, starved })
     }
 
-    /// Repeats `work` on these buckets until the GPU has been busy with it for `duration`. Returns that time in
-    /// nanoseconds. Gives up after four times `duration` on the host's clock.
+    /// Repeats `work` on these buckets until the GPU has been busy with it for `duration`. Gives up after four times
+    /// `duration` on the host's clock. Returns the nanoseconds for which the GPU was busy.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.

@@ -1,7 +1,7 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs. Every other
-//! tensor is one run.
+//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs of memory. Every
+//! other kind of tensor is in one run.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -134,7 +134,7 @@ impl Engine for OnGpu {
 }
 
 impl BucketStep<OnGpu> {
-    /// Enqueues the step on a stream. The stream must wait for the all-reduce of the gradients before this call.
+    /// Enqueues the step on a stream. Before this call, make the stream wait for the all-reduce of the gradients.
     ///
     /// # Ordering
     /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
@@ -152,8 +152,9 @@ impl BucketStep<OnGpu> {
     /// the first change.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for tensors in separate
-    /// runs other than parameters and gradients. `Device` if a launch fails, and `Poisoned` in every later call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for separate runs of
+    /// tensors that are neither parameters nor gradients. `Device` if a launch fails, and `Poisoned` in every later
+    /// call.
     ///
     /// # Safety
     /// The stream belongs to this GPU and lives until it has run the step. The stream is not being captured, because a
@@ -184,8 +185,8 @@ impl BucketStep<OnGpu> {
     ///
     /// # Errors
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory, and for tensors in separate runs other than parameters and gradients. `Order` if the norm has not been
-    /// decided, the bucket was not added to it, or the bucket was stepped after it was added. `Device` if a launch
+    /// memory, and for separate runs of tensors that are neither parameters nor gradients. `Order` if the norm has not
+    /// been decided, the bucket was not added to it, or the bucket was stepped after it was added. `Device` if a launch
     /// fails, and `Poisoned` in every later call.
     ///
     /// # Safety

@@ -34,7 +34,7 @@ pub struct OnHost {
     norms: Vec<Launched>,
 }
 
-/// A launch. The pool runs `job`. The owner changes the same job through `work`.
+/// A launch. The pool runs `job`. [`OnHost`] changes the same object through `work`.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
@@ -131,8 +131,8 @@ impl BucketStep {
         unsafe { self.step_again(scaling) }
     }
 
-    /// Steps the same tensors as the last call that was not refused, without checking them again. This saves much of
-    /// the time of a small step.
+    /// Steps the tensors of the last [`step`](Self::step) or [`step_decided`](Self::step_decided) that was not refused,
+    /// without checking them again. This saves much of the time of a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -160,7 +160,7 @@ impl BucketStep {
     /// [`add_norm`](Self::add_norm). `Config` for factors that cannot be divided out. Nothing has been written then.
     ///
     /// # Safety
-    /// All tensors of the last call that was not refused now meet the contract of [`Lent::at`], including those that
+    /// All tensors of that last `step` or `step_decided` now meet the contract of [`Lent::at`], including those that
     /// were lent as slices.
     pub unsafe fn step_again(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
@@ -235,8 +235,8 @@ impl BucketStep {
         let engine = &self.engine;
         let mut args = begin_args(engine.memories.regions(), &self.assignment.constants);
         scaling.put(&mut args);
-        // SAFETY: control memory holds that many records, and the builder has checked their optimizers. Nothing runs on
-        // this memory. `Scaling`'s addresses are valid by its own contract.
+        // SAFETY: control memory has as many records as `args` says, and the builder has checked their optimizers.
+        // Nothing runs on this memory. `Scaling`'s addresses are valid by its own contract.
         unsafe { engine.kernels.begin(&args) }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! After a norm has begun, each bucket is added once and then stepped once. A step that does not use the norm counts as
 //! this one step too. A norm is decided over at least one bucket. A caller that has taken a norm's sum may have added
-//! other gradients to the sum. Such a norm may therefore step buckets that were added to another norm.
+//! other gradients to the sum. Buckets that were added to another norm may therefore be stepped with this norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

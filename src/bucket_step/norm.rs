@@ -22,8 +22,8 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 /// names the bucket. You must add every bucket, even if all its parameters are frozen or have no gradient. Such a
 /// bucket does not change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
 /// before they decide. After its sum was taken, a norm may be decided even if no bucket was added, for example on a
-/// rank without shards. Such a norm may also step buckets that were added to another norm, because only the caller
-/// knows which gradients are in the sum.
+/// rank without shards. With this norm you may then also step buckets that were added to another norm, because only the
+/// caller knows which gradients are in the sum.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -67,7 +67,8 @@ enum Phase {
     Decided,
 }
 
-/// The exact sum of squares of the gradients that were added, before the factors of [`Scaling`].
+/// The exact sum of squares of the gradients that were added. The factors of [`Scaling`] have not been divided out of
+/// it.
 ///
 /// The sum does not depend on order. Ranks that have shards of the gradients add up their limbs with wrapping addition,
 /// and take the maximum of `largest`. All ranks then make the same decision.
@@ -204,8 +205,8 @@ impl GradNorm<NormOnGpu> {
     /// Enqueues the beginning of a new norm. `scaling` must describe all gradients that are added.
     ///
     /// # Ordering
-    /// The launch runs on the stream, after the norm's last call on any stream. The same holds for every call of this
-    /// type.
+    /// The launch runs on the stream, after the work that the norm's previous call enqueued on any stream. The same
+    /// holds for every call of this type.
     ///
     /// # Errors
     /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`. `Device` if a launch
@@ -248,7 +249,8 @@ impl GradNorm<NormOnGpu> {
     /// [`NormSum`] describes.
     ///
     /// # Ordering
-    /// The stream waits for the norm's last call. The decision comes after your work if both are on the same stream.
+    /// The stream waits for the work of the norm's previous call. The decision comes after your work if you enqueue the
+    /// decision on the same stream.
     ///
     /// # Errors
     /// `Order` without [`enqueue_begin`](Self::enqueue_begin). `Device` if the driver refuses to wait.
@@ -270,7 +272,7 @@ impl GradNorm<NormOnGpu> {
     /// Returns the decision.
     ///
     /// # Ordering
-    /// The calling thread waits for the norm's last call.
+    /// The calling thread waits for the work of the norm's previous call.
     ///
     /// # Errors
     /// `Order` if the norm has not been decided. `Device` if the copy fails.

@@ -1,7 +1,7 @@
 //! Changes to a bucket between two steps, on either device: hyperparameters, frozen parameters, step counts.
 //!
-//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper. A device
-//! implements only the trait [`Engine`].
+//! A change is checked as a whole before it takes effect. The methods have the names and the meanings of the stepper's
+//! methods. A device implements only the trait [`Engine`].
 
 use super::builder::group_of;
 use super::tensors::Lent;
@@ -175,7 +175,7 @@ impl<E: Engine> BucketStep<E> {
         self.engine.write_progress(record, progress)
     }
 
-    /// Records which gradients are missing in a call. Does nothing if both this call and the last call have all
+    /// Notes which gradients are missing in a call. Does nothing if both this call and the last call have all
     /// gradients.
     pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
         if !lacks_some && !self.lacks_some {

@@ -66,7 +66,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list,
-    /// and `states` names the owner of each state.
+    /// and `states` has a label for each state, which names the state's optimizers and groups.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -148,7 +148,8 @@ impl Shape {
         bases.resize(if is_whole { 1 } else { self.extents.len() }, Bases::default());
     }
 
-    /// Writes each segment's base address in one tensor. The segment's tiles add their offsets to this address.
+    /// For one kind of tensor, stores the base address of each segment. The segment's tiles add their offsets to this
+    /// address.
     fn fill(&self, kind: &Kind, tensor: &Lent<'_>, bases: &mut [Bases]) {
         let runs = match &tensor.location {
             Location::Whole(run) => return bases.iter_mut().for_each(|of| of.set(kind.memory, run.address)),

@@ -42,7 +42,8 @@ impl Disk for System {
 ///
 /// # Errors
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses a call, and the errors of `write`.
-/// After these errors the old file is unchanged, unless the error came from flushing the folder.
+/// After these errors the old file is unchanged. Only if flushing the folder failed, the new file is already in its
+/// place.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
@@ -107,8 +108,8 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-/// Adds write permission for the owner. A file has the returned permissions while it is written, in this process or in
-/// others.
+/// Adds write permission for the owner. A file has the returned permissions while this process or another one writes
+/// it.
 fn to_write(mut permissions: Permissions) -> Permissions {
     #[cfg(unix)]
     {

@@ -1,10 +1,10 @@
-//! Names inside a checkpoint: prefixes of tensors, single tensors and metadata keys.
+//! Names inside a checkpoint: prefixes of tensors' names, names of single tensors, and metadata keys.
 //!
 //! The names are a part of the file format, so they must not change.
 
 /// The prefix of a parameter's name.
 pub(super) const PARAM: &str = "param.";
-/// The prefix of a parameter's name, a dot and a state's name.
+/// The prefix of `NAME.STATE`: a parameter's name, a dot, and the name of one of its states.
 pub(super) const STATE: &str = "state.";
 /// The prefix of a parameter's name, for its moving average.
 pub(super) const EMA: &str = "ema.";

@@ -1,4 +1,5 @@
-//! The memory that a communicator works on: the buffers of a [`Call`], and buffers that it allocates itself.
+//! The memory that a communicator works on: the buffers of a [`Call`], and buffers that the communicator allocates
+//! itself.
 //!
 //! The code that makes a `Call` guarantees that nothing else uses the buffers, so an implementation of `Collective`
 //! needs no unsafe code. Host memory is given as slices, and no safe code changes an address or a length.
@@ -180,7 +181,7 @@ impl<'a> Call<'a> {
         self.dst_bytes
     }
 
-    /// Returns the longest wait for the other ranks.
+    /// Returns how long this rank may wait for the other ranks.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -321,8 +322,8 @@ impl fmt::Debug for Call<'_> {
 pub enum Purpose {
     /// Gradients, which all-reduces and reduce-scatters sum.
     Gradients,
-    /// Parameters, which broadcasts and all-gathers send. A [duplicate](crate::Collective::duplicate) of the
-    /// communicator that allocated the memory makes the all-gathers.
+    /// Parameters, which broadcasts and all-gathers send. The all-gathers are calls of a
+    /// [duplicate](crate::Collective::duplicate) of the communicator that allocated the memory.
     Parameters,
 }
 
@@ -343,7 +344,7 @@ impl Allocation {
         Allocation { address, _owner: owner }
     }
 
-    /// Returns the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> *mut u8 {
         self.address
     }

@@ -22,7 +22,7 @@ pub(crate) struct Comms {
     gathers: Option<Arc<dyn Collective>>,
     /// The communicators of neighbours and of replicas, if there are several groups.
     groups: Option<[Arc<dyn Collective>; 2]>,
-    /// The longest wait for other ranks.
+    /// How long this rank may wait for other ranks.
     pub(crate) deadline: Duration,
     /// The text that this rank contributes to the error if ranks differ.
     pub(crate) words: Arc<Words>,
@@ -40,7 +40,7 @@ impl Comms {
     }
 
     /// Makes the communicators of the gather stream and of the groups. All ranks make this call together, so the caller
-    /// must make all refusals before it.
+    /// must first make every check that can refuse the plan.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);

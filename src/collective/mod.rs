@@ -44,8 +44,8 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the inner communicator, if this one wraps another. The default methods of this trait then call the
-    /// methods of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not
+    /// Returns the inner communicator, if this communicator wraps another. The default methods of this trait then call
+    /// the methods of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not
     /// forwarded, because their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None

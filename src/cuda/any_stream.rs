@@ -56,7 +56,7 @@ impl<T> AnyStream<T> {
     }
 
     /// Calls `work`, which enqueues new work after the object's last work, and marks the end of the new work. The end
-    /// is marked even if `work` fails after a part of it. `work` also gets the object's own stream.
+    /// is marked even if `work` fails halfway. `work` also gets the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
         stream: StreamHandle,

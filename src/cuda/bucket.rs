@@ -38,7 +38,8 @@ pub(crate) struct Bucket {
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that a call adds to a launch: addresses, and the decisions of another control block or of the host.
+/// The arguments that a call adds to a launch: the tensors' addresses, and either the address of another control block
+/// or the results of a Begin on the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -183,7 +184,8 @@ impl Bucket {
     fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
             let DeviceMemory { driver, regions, .. } = &self.engine.memory;
-            // SAFETY: the engine's memory has the same counts, and a drop waits for work that may still run.
+            // SAFETY: the engine's memory has as many control blocks, records and norms as the host's memory. A drop
+            // waits for work that may still run.
             let begun = unsafe { host.send(&**driver, regions, stream) };
             self._sent = Some(host);
             self.engine.settings.begun = begun?;

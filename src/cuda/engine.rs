@@ -46,8 +46,8 @@ impl Engine {
         stream: StreamHandle,
         args: &Args,
     ) -> Result<()> {
-        // SAFETY: the kernel takes this struct. As for every op, nothing else touches this engine's memory until it has
-        // ended.
+        // SAFETY: the kernel takes this struct. As for every op, nothing else touches this engine's memory until the
+        // kernel has ended.
         unsafe { self.memory.driver.launch(kernel, shape, stream, ptr::from_ref(args).cast()) }
     }
 }

@@ -53,7 +53,8 @@ impl Unsharded {
         self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
     }
 
-    /// Changes the stream on which the memory is freed. That stream comes after all streams that use the memory.
+    /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
+    /// streams that use it.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
@@ -97,8 +98,8 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether the GPU has memory of this bucket only while the bucket is full. The host has the bucket's shard
-/// then.
+/// Returns whether the GPU has memory of this bucket only while the bucket is full. In that case the host has the
+/// bucket's shard.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }

@@ -91,8 +91,8 @@ impl HostRecords {
         if asks_gpu || args.divisor <= 0.0 || args.loss_scale <= 0.0 || args.previous_max_norm >= 0.0 {
             return None;
         }
-        // SAFETY: control memory holds that many records. The builder has checked the optimizer of each. Nothing else
-        // has this memory.
+        // SAFETY: control memory has as many records as `args` says. The builder has checked the optimizer of each.
+        // Nothing else has this memory.
         unsafe { self.kernels.begin(&args) };
         let given = self.given()?;
         for record in (0..self.is_stepped.len()).filter(|record| self.is_stepped[*record]) {
@@ -130,8 +130,8 @@ impl HostRecords {
     /// Enqueues the copy of all counts to the GPU's own memory, and returns how many updates were begun.
     ///
     /// # Safety
-    /// The regions are in the GPU's memory, with the same counts. `self` lives until the stream has passed the copy,
-    /// and neither `begin` nor `write_progress` is called any more.
+    /// The regions are in the GPU's memory, and have as many control blocks, records and norms as the host's memory.
+    /// `self` lives until the stream has passed the copy, and neither `begin` nor `write_progress` is called any more.
     pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
         let bytes = to.counts().control_bytes() as u64;
         // SAFETY: both ranges have this length and do not overlap. The stream orders the copy with the launches that

@@ -150,8 +150,8 @@ impl DeviceMemory {
         let constants = &assignment.constants;
         let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
         let sets: Vec<InstepControl> = first_sets(plan, constants).collect();
-        // SAFETY: control memory has room for a block, the blocks of these clip sets and that many records. The rest of
-        // it stays zeros. Nothing runs on it yet.
+        // SAFETY: control memory has room for a block, the blocks of these clip sets, and these records. The rest of it
+        // stays zeros. Nothing runs on it yet.
         unsafe {
             let control = first_control(constants);
             driver.upload(address(self.regions.control()), bytes_of(&control), *stream)?;

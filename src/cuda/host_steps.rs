@@ -1,4 +1,5 @@
-//! Steps that the host runs for a GPU. Ops of the optim stream become calls of this process, in the stream's order.
+//! Steps that the host runs for a GPU. Each op of the optim stream becomes a call of a function of this process, in the
+//! stream's order.
 //!
 //! The driver makes each call on a separate thread. On that thread, the host's runner does the same work as on the host
 //! device, with the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are

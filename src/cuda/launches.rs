@@ -25,7 +25,7 @@ use crate::optim::EnqueuedStep;
 /// bytes per element or more, which is true of most optimizers in f32. The last tiles of parameters are shorter and
 /// lower the average. Blocks start in the order of their tiles, so smaller shares keep less memory in use at a time.
 /// kernels/PERFORMANCE.md has the times.
-const LARGE_TILE_BYTES: u64 = 36 << 10;
+const LARGE_TILE_BYTES: u64 = 38 << 10;
 
 /// The bytes that a block moves if tiles are smaller, for example in bf16 throughout. A single small tile has too few
 /// loads to hide the time that a block takes to start.
@@ -218,10 +218,10 @@ impl BucketLaunch {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
-    /// Enqueues the launch with other arguments, after `change` has completed them.
+    /// Enqueues the launch with a copy of its arguments, which `change` completes.
     ///
     /// # Safety
-    /// The conditions of [`enqueue`](Self::enqueue) hold with those arguments.
+    /// The conditions of [`enqueue`](Self::enqueue) hold with the completed arguments.
     pub(super) unsafe fn enqueue_changed(
         &self,
         driver: &dyn Driver,

@@ -10,8 +10,8 @@
 //! undefined behaviour. [`Direct`] therefore declares some functions itself, with numbers as results. These functions
 //! start the driver, order or start a stream's work, ask whether the work has ended, or allocate memory for it. They
 //! are the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code
-//! from one of the other calls. These calls make or free an object, copy, fill, call the host, capture, or repeat a new
-//! fault. [`call`] converts their results to numbers at once, and matches on no enum.
+//! from one of the other calls. These calls make or free an object, copy, fill, call the host, or capture. They may
+//! also repeat a new fault. [`call`] converts their results to numbers at once, and matches on no enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};

@@ -119,7 +119,7 @@ impl Cuda {
     /// leave more multiprocessors free for a concurrent backward. Too few blocks do not use the full memory bandwidth.
     /// With more blocks, each block ends sooner, so a kernel of higher priority waits less for a multiprocessor.
     /// `u32::MAX` gives each tile its own block. `instep bench --device cuda:0 --max-blocks` measures the effect. By
-    /// default, a block steps one tile if tiles move at least 36 KiB on average. Otherwise it steps enough tiles to
+    /// default, a block steps one tile if tiles move at least 38 KiB on average. Otherwise it steps enough tiles to
     /// move about 224 KiB. If there are enough tiles, the launch has at least two blocks for each block that can be
     /// resident.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {

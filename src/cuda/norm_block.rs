@@ -1,6 +1,6 @@
 //! A control block on a GPU that belongs to no bucket: norms of several buckets add to it, and their steps read it.
 //!
-//! Its calls may come on any stream. Each call waits for the previous call (`any_stream.rs`).
+//! Each call names its stream. The work of a call waits for the work of the previous call (`any_stream.rs`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -82,8 +82,8 @@ impl NormBlock {
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 
-    /// Enqueues a bucket's work, which gets the block's address. The work waits for the previous call, and the next
-    /// call waits for the work.
+    /// Enqueues a bucket's work, which gets the block's address. This work waits for the work of the previous call, and
+    /// the work of the next call waits for this work.
     pub(crate) fn during<T>(
         &mut self,
         stream: StreamHandle,

@@ -69,7 +69,7 @@ impl Event {
 
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
         self.0.is_recorded.store(true, Ordering::Relaxed);
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream are alive.
         unsafe { self.0.event.driver.record(self.handle(), stream) }
     }
 
@@ -78,7 +78,7 @@ impl Event {
         if !self.0.is_recorded.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream are alive.
         unsafe { self.0.event.driver.wait(stream, self.handle()) }
     }
 
@@ -199,7 +199,8 @@ impl Arena {
         ptr::with_exposed_provenance_mut(self.address().0 as usize)
     }
 
-    /// Changes the stream on which the memory is freed. That stream comes after all streams that use the memory.
+    /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
+    /// streams that use it.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.handle.1 = stream;
     }

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::Settings;
 
-/// Passes that the host may be ahead of the GPU.
+/// How many passes the host may be ahead of the GPU.
 pub(super) const SLOTS: usize = 8;
 
 /// The settings that the trainer changes between passes, and the slots that carry them to the GPU.

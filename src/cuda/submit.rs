@@ -175,8 +175,8 @@ impl CudaDevice {
             self.block_on(self.streams.here(on)?)?;
         }
         let [from, to] = [src, dst].map(|span| self.find(span));
-        // SAFETY: the spans are in bounds by `find`, and two memories never overlap. The schedule lets no other op
-        // touch them at the same time.
+        // SAFETY: the spans are in bounds by `find`. They do not overlap, because they are of two kinds of memory
+        // (`Memory`). The schedule lets no other op touch them at the same time.
         unsafe {
             match (is_offloaded(src), is_offloaded(dst)) {
                 (true, _) => self.cuda.driver.copy_up(address(to), from, bytes, stream),

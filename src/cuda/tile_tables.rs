@@ -48,7 +48,7 @@ impl TileTables {
         Ok(TileTables { tiles, bases: Vec::new(), tables, current: 0, staged })
     }
 
-    /// Returns a table with these addresses of the segments, for later launches on `stream`.
+    /// Returns a pointer to a table that has these addresses of the segments, for later launches on `stream`.
     pub(super) fn with(
         &mut self,
         bases: &[Bases],
@@ -68,7 +68,8 @@ impl TileTables {
                 InstepTile { param, grad_offset, ..*tile }
             });
             let (table, used) = &self.tables[self.current];
-            // The host first waits for the memory's last copy, so that nothing is enqueued if that copy has failed.
+            // The host first waits for the last copy from the pinned buffer, so that nothing is enqueued if that copy
+            // has failed.
             self.staged.turn()?;
             used.hold(stream)?;
             // SAFETY: the table has the same length, and the stream now comes after the table's last reader.

@@ -49,14 +49,15 @@ impl Timing {
         Ok(())
     }
 
-    /// Returns the ops since the last call. All of them have ended.
+    /// Returns the ops that have run since this function was last called. All of them have ended.
     pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
         let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });
         spans.into_iter().map(ran).collect()
     }
 
-    /// Returns the intervals since the last call in which the trainer's stream waited. All of them have ended.
+    /// Returns the intervals in which the trainer's stream has waited since this function was last called. All of them
+    /// have ended.
     pub(super) fn take_stalls(&mut self) -> Result<Vec<Interval>> {
         let stalls = std::mem::take(&mut self.stalls);
         stalls.into_iter().map(|(start, end)| self.interval(start, end)).collect()

@@ -15,12 +15,12 @@ use crate::error::{Error, Result};
 use crate::op::{Stream, Ticket};
 use crate::poll::{Wall, poll};
 
-/// Time for which a wait does not sleep. Most waits are short.
+/// How long a wait polls before it begins to sleep. Most waits are short.
 const AWAKE: Duration = Duration::from_micros(200);
 
 impl CudaDevice {
-    /// Blocks until an event has passed, or a reduction takes longer than the deadline. The clock runs only during a
-    /// reduction, because the trainer's own work may take any time.
+    /// Blocks until an event has passed. If a reduction takes longer than the deadline, returns `Deadline` instead. The
+    /// clock runs only during a reduction, because the trainer's own work may take any time.
     pub(crate) fn block_on(&self, event: &Event) -> Result<()> {
         let summing_since = Cell::new(Instant::now());
         let wanted = || {
@@ -68,7 +68,8 @@ impl CudaDevice {
         })
     }
 
-    /// Runs `work` with the device current, unless the device has failed. An error of `work` fails the device.
+    /// Runs `work` with the device current. If the device has failed, returns the device's error instead. An error of
+    /// `work` fails the device.
     pub(crate) fn guarded<T>(
         &mut self,
         what: &str,

@@ -19,7 +19,7 @@ use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
 
-/// The number of chunks of a launch per thread. With this many, a thread that starts late still gets a fair part.
+/// How many chunks a launch has per thread. With this many, a thread that starts late still gets a fair part.
 const CHUNKS_PER_THREAD: usize = 4;
 
 /// The number of tiles of a chunk. A chunk must outweigh the cost of taking it, and be small enough that all threads
@@ -52,8 +52,8 @@ pub(crate) struct BucketJob {
     _memories: Arc<Memories>,
 }
 
-/// The addresses of a bucket's tensors. All launches of the bucket share them, and their owner changes them between
-/// launches.
+/// The addresses of a bucket's tensors. All launches of the bucket share these addresses, and the `BucketStep` changes
+/// them between launches.
 #[derive(Default)]
 pub(crate) struct SegmentBases(UnsafeCell<Vec<Bases>>);
 
@@ -150,8 +150,8 @@ impl BucketJob {
     /// Runs a chunk of tiles with this job's arguments.
     fn run_between(&self, first: usize, last: usize, ahead_bytes: u64) {
         // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses.
-        // `_memories` keeps that memory alive, or the launch's caller lends it. Chunks are disjoint runs of this job's
-        // own tiles, and by the schedule no other op touches the bucket now.
+        // `_memories` keeps that memory alive, or the launch's caller lends it. Chunks are disjoint ranges of this
+        // job's own tiles, and by the schedule no other op touches the bucket now.
         unsafe {
             let mut args = *self.args.get();
             let mut bases = ptr::null();
@@ -196,8 +196,8 @@ pub(crate) const AHEAD_BYTES: u64 = 2048;
 /// help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// The number of pairs of chunks that a launch compares before it chooses. It chooses prefetches if they were faster in
-/// at least `WINS` pairs.
+/// The number of pairs of chunks that a launch compares before it decides whether to prefetch. It prefetches if
+/// prefetches were faster in at least `WINS` pairs.
 const PAIRS: u32 = 32;
 const WINS: u32 = 20;
 

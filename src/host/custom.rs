@@ -15,7 +15,7 @@ use crate::launch::{Assignment, CustomParam, Launch};
 use crate::layout::Plan;
 use crate::optim::ParamStep;
 
-/// The calls of user code in one launch of a bucket.
+/// The calls to user code in one launch of a bucket.
 pub(super) struct CustomStep {
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,

@@ -174,8 +174,8 @@ impl Kernels {
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
-    /// Adds the squared gradients of a run of tiles to the norm. `bases` has the addresses of each segment's tensors,
-    /// or is null if the arguments have them.
+    /// Adds the squared gradients of tiles `first_tile..last_tile` to the norm. `bases` has the addresses of each
+    /// segment's tensors, or is null if `args` has them.
     ///
     /// # Safety
     /// Every pointer in `args` and `bases` is valid, and `first_tile..last_tile` lies in the table of tiles. Nothing
@@ -192,7 +192,7 @@ impl Kernels {
         unsafe { self.table.norm.unwrap_unchecked()(args, bases, first_tile, last_tile) }
     }
 
-    /// Steps a run of tiles, and prefetches `ahead_bytes` bytes ahead. 0 means no prefetches.
+    /// Steps tiles `first_tile..last_tile`, and prefetches `ahead_bytes` bytes ahead. 0 means no prefetches.
     ///
     /// # Safety
     /// The conditions of `norm` hold, and nothing else touches the parameters and states of these tiles.
@@ -208,7 +208,7 @@ impl Kernels {
         unsafe { self.table.step.unwrap_unchecked()(args, bases, first_tile, last_tile, ahead_bytes) }
     }
 
-    /// Decides, for a custom optimizer, what to do with each segment that starts in these tiles.
+    /// Decides, for a custom optimizer, what to do with each segment that starts in the tiles of `args`.
     ///
     /// # Safety
     /// The conditions of `norm` hold for the whole table of tiles.
@@ -217,8 +217,8 @@ impl Kernels {
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
-    /// Replaces elements `first..last` of every rank's buffer by their sum in rank order. 16-bit elements are added as
-    /// f32 and rounded once.
+    /// Adds elements `first..last` of all ranks' buffers element by element, in rank order, and writes the sums to
+    /// every buffer. 16-bit elements are added as f32 and rounded once.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`. Buffers do not overlap, and nothing else touches this range of a buffer.
@@ -227,8 +227,8 @@ impl Kernels {
         unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
     }
 
-    /// Writes the sum of elements `first..last` of every rank's buffer to `to`. `to` may be the place of these elements
-    /// in one of the buffers. If `to` is null, the sum goes into every buffer.
+    /// Adds elements `first..last` of all ranks' buffers as [`sum`](Self::sum) does, and writes the sums to `to`. `to`
+    /// may be the place of these elements in one of the buffers. If `to` is null, the sums go into every buffer.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`. Nothing else writes this range of a buffer, and nothing else touches `to`.
@@ -252,7 +252,8 @@ impl Kernels {
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
-    /// Multiplies each element of `dtype`, a 16-bit type, by `factor`, and writes the product as f32.
+    /// Multiplies each element of `from` by `factor`, and writes the product as f32. The elements of `from` have the
+    /// 16-bit type `dtype`.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -304,7 +305,8 @@ impl Kernels {
 /// A loop at the speed of memory, with which the benches compare a step.
 #[cfg(feature = "bench")]
 impl Kernels {
-    /// Moves the bytes of a step with almost no computation: reads `arrays[0]` and updates the other arrays in place.
+    /// Moves as many bytes as a step does, with almost no computation: it reads `arrays[0]` and updates the other
+    /// arrays in place.
     ///
     /// # Safety
     /// There are 2 to 5 arrays. Each is valid for these elements. Arrays do not overlap, and nothing else touches this
@@ -330,7 +332,7 @@ impl Kernels {
         }
     }
 
-    /// Moves the bytes of a step with two states through these arrays. The first array is only read, and no value
+    /// Reads these arrays and writes all but the first, as a step of an optimizer with two states does. No value
     /// changes.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;

@@ -1,4 +1,4 @@
-//! Memory of the host device: for each [`Memory`] one aligned, zeroed arena, or the caller's tensors.
+//! Memory of the host device: for each kind of memory ([`Memory`]) one aligned, zeroed arena, or the caller's tensors.
 //!
 //! This file returns raw pointers within checked bounds, never references. The schedule and the borrow rules of the
 //! views order all accesses.
@@ -36,7 +36,7 @@ const SMALL_PAGE: usize = 4096;
 /// page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One allocation with an aligned run of zeros inside.
+/// One allocation that contains an aligned range of bytes, zero at first.
 pub(crate) struct Arena {
     base: NonNull<u8>,
     bytes: u64,
@@ -105,12 +105,13 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Releases the whole pages of a run to the system. The pages read as zeros when they are touched again. If a
-/// neighbouring page is in use, the operating system may later merge it with the run's pages into a huge page. Such a
-/// merge affects at most one page at each end of the run.
+/// Releases the whole pages in a range of bytes to the system. The pages read as zeros when they are touched again. If
+/// a neighbouring page is in use, the operating system may later merge it with the range's pages into a huge page. Such
+/// a merge affects at most one page at each end of the range.
 ///
 /// # Safety
-/// The run lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it now.
+/// The range lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it
+/// now.
 unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -121,7 +122,7 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
         let Some(length) = (bytes as usize).checked_sub(skipped).map(|rest| rest & !(page - 1)) else {
             return Ok(());
         };
-        // SAFETY: these are whole pages inside the run.
+        // SAFETY: these are whole pages inside the range.
         if length == 0 || unsafe { madvise(base.wrapping_add(skipped).cast(), length, MADV_DONTNEED) } == 0 {
             return Ok(());
         }
@@ -157,7 +158,7 @@ pub(crate) struct Memories {
     regions: UnsafeCell<Regions>,
     /// Keeps the stepper's own arenas alive.
     _arenas: Vec<Arena>,
-    /// Keeps the memory that the communicator allocated alive.
+    /// Keeps alive the memory that the communicator allocated.
     _lent: Vec<Allocation>,
     are_borrowed: bool,
     /// The status of the last published pass. It is locked only for a copy, so a reader never waits for an op.
@@ -236,7 +237,7 @@ impl Memories {
         })
     }
 
-    /// Allocates only control memory and settings, for launches that get their tensors' addresses with each call.
+    /// Allocates only control memory and settings, for launches that get their tensors' addresses each time they run.
     pub(crate) fn without_tensors(counts: Counts) -> Result<Memories> {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(counts, |_, bytes| {
@@ -424,7 +425,7 @@ impl Memories {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) }
     }
 
-    /// Sets how many updates a record counts, and the number that its optimizer carries.
+    /// Sets how many updates a record counts, and the number that its optimizer carries from update to update.
     ///
     /// # Safety
     /// No op that touches control memory is running or queued.
@@ -441,9 +442,9 @@ pub(crate) struct StoredValues<'a> {
     pub(crate) values: &'a mut [u32],
     /// The remainders of parameters, or the scales of 8-bit states.
     pub(crate) second: Option<&'a mut [u32]>,
-    /// The kernels' code of an element type, or of 8-bit states.
+    /// The number by which the kernels know an element type, or 8-bit states.
     pub(crate) format: u32,
-    /// The kernels' code of remainders, if `second` holds them.
+    /// The number by which the kernels know the kind of remainders, if `second` holds remainders.
     pub(crate) master_kind: u32,
     /// Whether 8-bit states are signed.
     pub(crate) is_signed: bool,

@@ -1,9 +1,9 @@
 //! Ranks inside one process: threads that sum each other's buffers in memory.
 //!
 //! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers. The
-//! bits therefore depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a
-//! thread per rank, and reports the first failure instead of the errors that it causes on other ranks. A split
-//! corresponds to ncclCommSplit, with one colour or several.
+//! bits of the sum therefore depend only on the values. 16-bit elements are added as f32 and rounded once.
+//! [`in_process`] starts a thread per rank, and reports the first failure instead of the errors that it causes on other
+//! ranks. A split corresponds to ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -20,7 +20,8 @@ use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::pool::Pool;
 
-/// The most ranks of a process. Each rank has three threads, so more ranks would exhaust the system's threads.
+/// The largest number of ranks in one process. Each rank has three threads, so more ranks would exhaust the system's
+/// threads.
 const MAX_RANKS: u32 = 1024;
 
 struct Group {
@@ -50,8 +51,8 @@ unsafe impl Send for Scratch {}
 
 /// Runs `body` once per rank, each on its own thread, and returns the results by rank.
 ///
-/// The ranks share one pool of kernel threads. `INSTEP_THREADS` sets their number, by default one per core. A body that
-/// can fail with other errors returns its own `Result` inside `T`.
+/// The ranks share one pool of kernel threads. `INSTEP_THREADS` sets the number of these threads, by default one per
+/// core. A body that can fail with errors of another type returns its own `Result` inside `T`.
 ///
 /// # Errors
 /// `Config` for a world size of 0 or above 1024. Otherwise the error of the rank that failed first. A panic becomes
@@ -191,9 +192,9 @@ impl InProcess {
     }
 }
 
-/// Replaces whole numbers in every rank's buffer by their sum, maximum or minimum, as `kind` says. `part` takes the
-/// count of numbers, and returns the range that this call combines. Numbers are accessed as bytes, because buffers may
-/// be unaligned.
+/// Replaces the integers in every rank's buffer by their sum, maximum or minimum over the ranks, as `kind` says. `part`
+/// takes the count of integers, and returns the range that this call combines. Integers are accessed as bytes, because
+/// buffers may be unaligned.
 ///
 /// # Safety
 /// Every buffer is valid for `bytes`. Buffers do not overlap, and nothing else touches this part of a buffer.
@@ -374,7 +375,7 @@ impl Collective for Solo {
         1
     }
 
-    /// Returns true for every place, because `Solo` never touches a buffer that is reduced in place.
+    /// Returns true for the host and for every GPU, because `Solo` never touches a buffer that is reduced in place.
     fn reaches(&self, _: Place) -> bool {
         true
     }

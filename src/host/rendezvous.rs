@@ -26,7 +26,7 @@ struct State {
     failure: Option<(u32, Error)>,
 }
 
-/// The number of seats that one rank has taken and left, over all splits.
+/// How many seats one rank has taken so far, and how many of these it has left, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
     /// Number of seats that the rank has taken. Its next seat is in a split with this number.
@@ -35,12 +35,13 @@ struct Member {
     left: usize,
 }
 
-/// A rank's entry in a meeting: its call, as raw addresses.
+/// A rank's entry in a meeting: the key and the raw addresses of its call.
 pub(crate) type Arrived = (CallKey, Addresses);
 
 /// One sequence of meetings of some ranks. Its lists are in the order of `ranks`.
 struct Split {
-    /// The number of each rank's seat in this split. Groups that ranks make at the same point have the same number.
+    /// How many seats each rank of this split had taken before its seat here. Groups that ranks make at the same point
+    /// have the same number.
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
@@ -74,8 +75,8 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// Returns a seat for the rank at `place` of `ranks`. The seat is in the first split of these ranks where the rank
-    /// has no seat. If another rank has made a different group at that point, the whole group ends with an error.
+    /// Returns a seat for the rank `ranks[place]`. The seat is in the first split of these ranks where the rank has no
+    /// seat. If another rank has made a different group at that point, the whole group ends with an error.
     pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
         let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];

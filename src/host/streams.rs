@@ -20,7 +20,7 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// a panic in a later call would not be caught.
     fn rank(&self) -> u32;
 
-    /// Returns the most ops that one pass queues on a stream.
+    /// Returns the largest number of ops that one pass queues on a stream.
     fn op_room(&self) -> usize;
 
     /// Returns the streams that have ops, except the trainer's.
@@ -125,7 +125,7 @@ impl<E: Run> Streams<E> {
     fn run_now(&self, op: &Op) {
         let mut state = self.lock();
         match op.action {
-            // A Record is submitted before the Wait for it, so the Wait's position has passed.
+            // A Record is submitted before the Wait for it, so the Wait's ticket has already passed.
             Action::Wait(ticket) => {
                 debug_assert!(state.failed.is_some() || state.ticks[ticket.stream.index()] >= ticket.tick)
             }
@@ -179,7 +179,7 @@ impl<E: Run> Streams<E> {
         self.is_inline
     }
 
-    /// Returns the ops that ran since the last call, if ops are timed.
+    /// Returns the ops that ran since this function was last called, if ops are timed.
     pub(crate) fn take_timed_ops(&self) -> Vec<TimedOp> {
         std::mem::take(&mut self.lock().ran)
     }
@@ -268,7 +268,8 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// Counts a thread as ended when this value is dropped, even after a panic. Waits for the thread therefore always end.
+/// Counts a thread as ended when this value is dropped, even after a panic. Code that waits for the thread's end is
+/// therefore always woken.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {

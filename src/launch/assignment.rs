@@ -1,4 +1,5 @@
-//! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
+//! Assigns to each segment its optimizers, in the order in which they step the segment, and groups their steps into few
+//! launches.
 //!
 //! A parameter has a list of optimizers. Round k has the k-th optimizers of all lists. In a round, a bucket takes one
 //! launch per kernel. If all parameters have the same kind of optimizer, with any hyperparameters, this is a single
@@ -16,7 +17,7 @@ use crate::layout::{Gradients, Layout, Moments, Plan, Precision, SegmentAction, 
 use crate::op::{Memory, Part, Span};
 use crate::optim::{Clip, LossScale, Optimizer, StepParam};
 
-/// The numbers of a step that are constant from pass to pass.
+/// The parts of a step's arguments that are the same in every pass.
 #[derive(Clone, Copy)]
 pub(crate) struct StepConstants {
     /// The divisor of summed gradients. 0 stands for the number of ranks with data.
@@ -87,12 +88,13 @@ pub struct Assignment {
 /// The k-th optimizers of all lists.
 #[derive(Clone, Debug, Default)]
 struct Round {
-    /// The number of the round's first state.
+    /// The index of the round's first state.
     first_state: usize,
     kernels: Vec<Kept>,
 }
 
-/// The states of one kernel in a round. Their number is that of the kernel's optimizer with the most states.
+/// The states of one kernel in a round. Of the round's optimizers that use this kernel, the one with the most states
+/// determines how many there are.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -110,8 +112,8 @@ pub(crate) struct BucketLaunch {
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether this is the last launch that steps these segments. If the step has no work that belongs only to a
-    /// segment's last launch, this is true of every launch.
+    /// Whether this is the last launch that steps these segments. If no work is reserved for a segment's last launch,
+    /// every launch counts as the last one.
     pub(crate) is_last: bool,
     /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -127,8 +129,8 @@ pub(crate) struct NormStop {
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the range of a step's launches that run between the previous stop and the stop of `stage`, or the end of the
-/// step.
+/// Returns the range of a step's launches that run between the previous stop and the stop of `stage`. If there is no
+/// such stop, the range extends to the end of the step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
@@ -191,7 +193,7 @@ impl Assignment {
         Ok(Assignment::new(layout, plan, constants, [(optimizer, hyper)], |_| vec![0]))
     }
 
-    /// Returns the counts that size the device's control memory, settings and states.
+    /// Returns the counts that determine the sizes of the device's control memory, settings and states.
     pub(crate) fn counts(&self, plan: &Plan) -> Counts {
         let clips_buckets = matches!(self.constants.clip, Some(Clip::PerBucket(_)));
         Counts {
@@ -244,7 +246,7 @@ impl Assignment {
     }
 
     /// Returns a record's custom optimizer, the parameter's name, and the number of the optimizer's states. This number
-    /// was read at construction, so this calls no user code.
+    /// was read at construction, so this function calls no user code.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
@@ -438,7 +440,8 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
     }
 }
 
-/// Refuses tensors that do not begin and end in the memory `place`. `inspect` returns the memory of an address.
+/// Refuses tensors that do not begin and end in the host's or the GPU's memory, as `place` says. `inspect` returns the
+/// place of an address.
 pub(crate) fn refuse_other_places<'a>(
     pieces: impl IntoIterator<Item = &'a Piece>,
     place: Place,

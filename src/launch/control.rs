@@ -175,8 +175,8 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// The progress of a record: its number of updates, and the other number that its optimizer carries, such as NAdam's
-/// product of momenta.
+/// The progress of a record: its number of updates, and the other number that its optimizer carries from update to
+/// update, such as NAdam's product of momenta.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -197,7 +197,7 @@ impl Progress {
     }
 }
 
-/// A number of updates, and the other number that an optimizer carries.
+/// A number of updates, and the other number that an optimizer carries from update to update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -247,7 +247,7 @@ impl StepCount {
     }
 }
 
-/// A text for errors: the valid numbers to carry.
+/// A text for errors that says which carried numbers are valid.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

@@ -1,4 +1,4 @@
-//! The calls of a user's own code in a launch: one for each parameter, with the addresses of its tensors.
+//! The calls to a user's own code in a launch: one for each parameter, with the addresses of its tensors.
 //!
 //! All tensors are f32, because the builder refuses any other precision. This file dereferences no address.
 
@@ -15,7 +15,7 @@ use crate::optim::StepParam;
 pub(crate) struct CustomParam {
     pub(crate) rule: Arc<dyn StepParam>,
     pub(crate) name: String,
-    /// The parameter's record, which has the scalars.
+    /// The index of the parameter's record, which has the scalars.
     pub(crate) record: usize,
     segment: usize,
     pub(crate) len: u64,

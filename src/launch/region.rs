@@ -1,4 +1,4 @@
-//! Addresses of the bytes of every [`Memory`]. Only this file turns a span of the checker into an address.
+//! Addresses of the bytes of every [`Memory`]. Only this file turns a [`Span`] into an address.
 //!
 //! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes through one. A span that leaves
 //! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, and each
@@ -65,23 +65,24 @@ impl Region {
     }
 }
 
-/// Counts that size control memory, settings and states.
+/// Counts that determine the sizes of control memory, settings and states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
     pub(crate) records: usize,
     /// Number of norms, for optimizers that scale the update by norms.
     pub(crate) norms: usize,
-    /// Control blocks of single buckets, each of which is clipped separately.
+    /// Number of control blocks of single buckets, each of which is clipped separately.
     pub(crate) bucket_controls: usize,
-    /// Control blocks of clip sets after the first. A stepper has either these blocks or blocks of single buckets.
+    /// Number of control blocks of clip sets after the first. A stepper has either these blocks or blocks of single
+    /// buckets.
     pub(crate) set_controls: usize,
     pub(crate) states: usize,
 }
 
 impl Counts {
-    /// Bytes of control memory: the pass's control block, the blocks of single buckets or of further clip sets, the
-    /// records, then their norms.
+    /// Returns the number of bytes of control memory: the pass's control block, the blocks of single buckets or of
+    /// further clip sets, the records, then their norms.
     pub(crate) fn control_bytes(&self) -> usize {
         self.norms_at() + self.norms * size_of::<InstepNorms>()
     }
@@ -106,7 +107,7 @@ impl Counts {
         Span { memory: Memory::Control, start: byte(records.start), end: byte(records.end) }
     }
 
-    /// Returns the bytes of the settings: each optimizer's hyperparameters, then each record's learning-rate
+    /// Returns the number of bytes of the settings: each optimizer's hyperparameters, then each record's learning-rate
     /// multiplier, then each record's action.
     pub(crate) fn settings_bytes(&self) -> usize {
         self.actions_at() + self.records * size_of::<u32>()
@@ -178,7 +179,8 @@ impl Regions {
         }
     }
 
-    /// Returns those pieces of parameters or of gradients that differ from the current pieces.
+    /// Returns those of the new `pieces` that differ from the current pieces of `memory`, which is parameters or
+    /// gradients.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,
@@ -231,19 +233,20 @@ impl Regions {
         self.resolve(Span::within(Memory::Grads.of_step(plan), bucket, at, at + 1))
     }
 
-    /// Returns the pass's control block.
+    /// Returns the address of the pass's control block.
     pub(crate) fn control(&self) -> *mut InstepControl {
         self.control.base().cast()
     }
 
-    /// Returns the first control block after the block of the pass, and the number of these further blocks. They are
-    /// the blocks of single buckets, or of further clip sets.
+    /// Returns the address of the first control block after the block of the pass, and the number of these further
+    /// blocks. They are the blocks of single buckets, or of further clip sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())
     }
 
-    /// Returns the control block for a bucket's step: the block of the bucket, of its clip set, or of the pass.
+    /// Returns the address of the control block for a bucket's step: the block of the bucket, of its clip set, or of
+    /// the pass.
     pub(crate) fn control_of(&self, plan: &Plan, bucket: u32) -> *mut InstepControl {
         let of_set = plan.buckets()[bucket as usize].clip_set.checked_sub(1);
         let own = if self.counts.bucket_controls > 0 { Some(bucket) } else { of_set };

@@ -66,7 +66,7 @@ impl Settings {
     }
 }
 
-/// Returns the segments that no step touches with this block of settings.
+/// Returns the segments that this block of settings freezes, so that no step touches them.
 pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> Frozen {
     let mut frozen = Frozen::default();
     // Actions are the last part of the block.

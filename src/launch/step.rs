@@ -1,8 +1,9 @@
 //! The kernel launches of a bucket's norm or step. Arguments and tiles are the same for every executor.
 //!
 //! Launches are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`,
-//! so the checker has checked exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
-//! extends beyond its segment, or beyond its row if blocks of states end at rows, so no tile has padding.
+//! so the checker has checked exactly the bytes that they touch. A `BucketStep` gets new addresses for each step. No
+//! tile extends beyond its segment. If each row begins a new block of 8-bit states, no tile extends beyond its row
+//! either. Tiles therefore have no padding.
 
 use std::ptr;
 
@@ -34,8 +35,8 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// Bytes moved over the memory bus, without control memory. If a bucket has several kinds of optimizer, each launch
-    /// counts its share of the elements.
+    /// Bytes moved over the memory bus, not counting control memory. If a bucket has several kinds of optimizer, each
+    /// launch counts its share of the elements.
     pub(crate) moved_bytes: u64,
 }
 
@@ -245,8 +246,8 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
-/// Returns the kernels' code for what a launch does with stepped gradients. If gradients are to be released, the launch
-/// keeps them, and a later op releases them.
+/// Returns the kernels' constant (`INSTEP_GRADIENTS_*`) for what a launch does with stepped gradients. If gradients are
+/// to be released, the launch keeps them, and a later op releases them.
 fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,

@@ -152,7 +152,7 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. Other ranks then have shards of the bucket, or the bucket's counts follow
+    /// Returns whether the bucket is sharded. A sharded bucket has shards on other ranks, or its counts of ranks follow
     /// its last shard.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
@@ -182,12 +182,12 @@ impl Bucket {
         self.tail.start - self.start
     }
 
-    /// Returns the part of a segment in this rank's shard, as elements of the segment.
+    /// Returns the part of a segment in this rank's shard, as a range of the segment's elements.
     pub(crate) fn shard_of_segment(&self, segment: &Segment) -> Range<u64> {
         self.part(segment, &self.shard)
     }
 
-    /// Returns the part of a segment that lies in a shard, as elements of the segment.
+    /// Returns the part of a segment that lies in a shard, as a range of the segment's elements.
     pub(crate) fn part(&self, segment: &Segment, shard: &Range<u64>) -> Range<u64> {
         let inside = |at: u64| at.clamp(segment.start, segment.start + segment.len) - segment.start;
         inside(shard.start)..inside(shard.end)

@@ -116,7 +116,7 @@ impl Plan {
         let (parameters, resolved) = (layout.parameters(), storages.resolve(layout)?);
         let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages, &resolved) };
         let elements = layout.first_elements();
-        // Local parameters come last, so that all broadcast and reduced elements are one piece before them.
+        // Local parameters come last, so that all elements that are broadcast or reduced form one piece before them.
         let (summed, local): (Vec<u32>, Vec<u32>) =
             order.partition(|param| !parameters[*param as usize].local);
         let mut filling = Filling::new(&resolved, cut.caps);

@@ -15,7 +15,7 @@ use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
 /// How the low bits of a 16-bit parameter's f32 value are stored, so that small updates are not lost. The discriminants
-/// are the kernels' codes.
+/// are the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
@@ -34,7 +34,7 @@ pub enum Master {
     Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 
-/// Storage of optimizer states. The discriminants are the kernels' codes.
+/// Storage of optimizer states. The discriminants are the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Moments {
@@ -204,8 +204,8 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: a default, and the precisions of single groups. It also has the group
-/// clips, because the parameters of a bucket have one precision and are clipped together.
+/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also has the
+/// group clips, because the parameters of a bucket have one precision and are clipped together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
 /// rest of its group's precision applies as far as that type allows. If its own type is f32, the parameter has no
@@ -234,7 +234,7 @@ pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
     /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
-    /// The largest norm of each clip set except set 0. `None` for a set that is not clipped.
+    /// The `max_norm` of each clip set except set 0. `None` for a set that is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -308,8 +308,8 @@ impl Storages {
         Ok(of_group)
     }
 
-    /// Returns the clip set of each group, and the largest norms of all sets except set 0. The groups that are not
-    /// clipped form one set.
+    /// Returns the clip set of each group, and the `max_norm` of each set except set 0. The groups that are not clipped
+    /// form one set.
     pub(crate) fn clip_sets(&self, layout: &Layout) -> Result<(Vec<u32>, Vec<Option<f64>>)> {
         let (mut of_group, mut max_norms) = (vec![0; layout.groups().len()], Vec::new());
         for (group, max_norm) in by_group("group_clip", "a clip", layout, &self.clips)? {

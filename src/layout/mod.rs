@@ -1,4 +1,4 @@
-//! Parameters: names, lengths, uses, in registration order.
+//! The parameters in registration order, with their names, lengths and numbers of uses.
 //!
 //! This module computes offsets, and owns no tensors. All ranks must have the same [`Layout`]. A [`Plan`] is the layout
 //! divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be built and
@@ -27,7 +27,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
-/// What a step does with a parameter. The discriminants are the kernels' codes.
+/// What a step does with a parameter. The discriminants are the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {

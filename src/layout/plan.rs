@@ -37,7 +37,7 @@ pub struct Plan {
     pub(super) storages: Vec<Storage>,
     /// The options from which `storages` and `max_norms` were derived.
     pub(super) asked: Storages,
-    /// The largest norm of each clip set except set 0.
+    /// The `max_norm` of each clip set except set 0.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -250,7 +250,7 @@ impl Plan {
         &self.storages
     }
 
-    /// Returns the largest norm of each [clip set](Bucket::clip_set) except set 0, or `None` for a set that is not
+    /// Returns the `max_norm` of each [clip set](Bucket::clip_set) except set 0, or `None` for a set that is not
     /// clipped.
     pub fn max_norms(&self) -> &[Option<f64>] {
         &self.max_norms

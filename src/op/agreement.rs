@@ -5,9 +5,9 @@
 //! three lanes of the other parts. All parts are combined by exclusive or. If one part differs, only its own lane stays
 //! equal. The number therefore tells which part differs. It misses a difference only once in 2^48.
 //!
-//! `Words` holds the text of each part, with a line for each value. A stepper's calls carry its `Words`. If ranks are
-//! threads, the error therefore has both ranks' values. If ranks are processes, each rank adds its own text to the
-//! error that it gets. The text is written to buffers that are allocated once.
+//! `Words` holds the text of each part, with a line for each value. A stepper's collective calls carry its `Words`. If
+//! ranks are threads, the error therefore has both ranks' values. If ranks are processes, each rank adds its own text
+//! to the error that it gets. The text is written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +46,7 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that a text of [`difference`] names at its end.
+    /// Returns the parts that `text` names at its end. The text ends with a result of [`difference`].
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
@@ -95,7 +95,7 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// The most bytes that are kept of one part's text, and the most characters that an error quotes of it.
+/// Limits on the text of one part: how many bytes are kept, and how many characters of it an error quotes.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 

@@ -209,7 +209,7 @@ pub enum Action {
         pass: u64,
         /// The agreement's number. It must be equal on all ranks in this pass.
         agreement: u64,
-        /// The bucket of the call, if it has one.
+        /// The bucket that the collective is for, if there is one.
         bucket: Option<u32>,
         /// The source.
         src: Span,
@@ -338,9 +338,10 @@ impl Access {
 }
 
 impl Op {
-    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. Both
-    /// use one stream and one communicator, and there is no op between them for which another stream could wait. NCCL
-    /// does not order the collectives of one launch, so the checker proves that the two touch different bytes.
+    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. For
+    /// this, both must use the same stream and the same communicator, and no op may lie between them for which another
+    /// stream could wait. NCCL does not order the collectives of one launch, so the checker proves that the two touch
+    /// different bytes.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)
@@ -455,7 +456,8 @@ pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     64 + of_sets + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
-/// Splits this rank's part of the bucket into the runs between frozen segments. If nothing is frozen, there is one run.
+/// Splits this rank's part of the bucket into the ranges between frozen segments. If nothing is frozen, there is one
+/// range.
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
     let (mut next, end) = (bucket.shard.start, bucket.shard.end);

@@ -1,9 +1,9 @@
 //! Ranges of bytes in a stepper's memories (one [`Memory`] for parameters, one for each state, and so on), and the byte
 //! offsets of a plan's elements.
 //!
-//! An element has one offset in all memories of gradients, and one offset in all other memories of tensors. Bytes are
-//! counted bucket by bucket, because buckets may differ in element types. This file decides which memories exist and
-//! how large elements are.
+//! Element offsets are the same in all memories of gradients. They are also the same in all other memories of tensors,
+//! but may differ between the two kinds of memory. Bytes are counted bucket by bucket, because buckets may differ in
+//! element types. This file decides which memories exist and how large elements are.
 
 use std::mem::offset_of;
 

@@ -190,7 +190,7 @@ impl Field {
     }
 }
 
-/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is neither 0 nor
+/// States that an optimizer keeps if certain hyperparameters are on. A hyperparameter is on if it is neither 0 nor
 /// false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {

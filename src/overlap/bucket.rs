@@ -110,7 +110,7 @@ impl GradBucket<'_> {
     /// calls, but every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later call then fails too.
+    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
     pub fn all_reduce(&mut self) -> Result<()> {
         self.all_reduce_range(0..self.values.len())
     }
@@ -119,7 +119,8 @@ impl GradBucket<'_> {
     /// gradients.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later call then fails too. `Hook` if the bucket has fewer elements.
+    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too. `Hook` if the bucket has
+    /// fewer elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -131,7 +132,7 @@ impl GradBucket<'_> {
     /// Replaces the hook's own buffer by its sum over ranks. The buffer has the same length on every rank.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later call then fails too.
+    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, self.key, self.deadline, buffer, &mut self.failed)
     }

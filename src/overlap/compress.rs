@@ -18,7 +18,7 @@ use crate::op::{Agreed, CollectiveKind};
 /// Bytes of a cache line. Buffers of collectives are aligned to it.
 const LINE_BYTES: usize = 64;
 
-/// The smallest positive f16. A count of 1 times the pre-scale must not be smaller.
+/// The smallest positive f16. A count of 1, multiplied by the pre-scale, must not be smaller.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
 /// The largest power of two that is finite in f16. The number of ranks times the pre-scale must not be larger.

@@ -96,8 +96,8 @@ impl SumHooked {
     }
 
     /// Builds a communicator that calls `hook` after each sum on a GPU. The hook runs on the trainer's thread, and
-    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. NCCL starts
-    /// a bucket's calls together only without a wrapper.
+    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. With such a
+    /// wrapper, NCCL no longer starts a bucket's calls together.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};
@@ -162,7 +162,8 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// Returns true for the kind of memory that the hook takes, if the inner communicator reaches it.
+    /// Returns true for the host's memory if the hook runs on the host, and otherwise for a GPU's memory. Always
+    /// returns false for memory that the inner communicator does not reach.
     fn reaches(&self, place: Place) -> bool {
         self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }

@@ -30,8 +30,8 @@ const SPLIT_BYTES: u64 = 448 << 10;
 /// a helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
-/// If the last run of a launch on one thread took longer than this, its next runs wake helpers. Each of these runs
-/// shrinks the remembered time by a 64th, so the time of an interrupted run is forgotten.
+/// If a job's last launch on one thread took longer than this, the job's next launches wake helpers. Each of these
+/// launches shrinks the remembered time by a 64th, so the time of an interrupted launch is forgotten.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
@@ -158,7 +158,7 @@ impl Pool {
         Pool::spinning(threads, spin)
     }
 
-    /// Returns the most threads that work on one launch.
+    /// Returns the largest number of threads that work on one launch.
     pub fn threads(&self) -> usize {
         self.shared.helpers + 1
     }

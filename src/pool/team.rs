@@ -1,4 +1,4 @@
-//! Threads of a framework that launches may use.
+//! Runs launches on the threads of a framework.
 //!
 //! A framework's threads spin for a while after the framework's work, on the cores that the pool's threads would need.
 //! A team only calls functions. Its threads take chunks in the same way as the pool's own threads.

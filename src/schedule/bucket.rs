@@ -52,8 +52,8 @@ impl Schedule {
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // This is a frozen bucket that carries the count of ranks. It has no later op in this pass, so the
-                // trainer and the next reduce wait for this reduce. Its last step may still run, and the trainer waits
-                // for that step separately.
+                // trainer and the next reduce wait for this reduce. The bucket's step in an earlier pass may still run,
+                // and the trainer waits for that step separately.
                 self.accesses[bucket as usize].summed = self.reduced;
                 self.accesses[bucket as usize].consumed = self.reduced;
             }
@@ -76,8 +76,8 @@ impl Schedule {
     }
 
     /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
-    /// the caller's event or call. Otherwise the sum is complete after the trainer's work so far, and the stream waits
-    /// for this work. Returns the mark for which the step must wait, unless the same stream also steps.
+    /// the caller's event or function. Otherwise the sum is complete after the trainer's work so far, and the stream
+    /// waits for this work. Returns the mark for which the step must wait, unless the same stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -86,12 +86,12 @@ impl Schedule {
         self.download(bucket, None)
     }
 
-    /// Makes the first stream that reads the gradients wait for the caller's event or call. Returns that stream.
+    /// Makes the first stream that reads the gradients wait for the caller's event or function. Returns that stream.
     fn await_sum(&mut self, bucket: u32) -> Stream {
         let stream = self.stream_of_gradients();
         self.emitter.emit(stream, Action::AwaitSum { bucket });
-        // Later ops come after the trainer's accesses without a Record of its stream, so the next `touch_all` must not
-        // return early.
+        // Later ops come after the trainer's accesses, although the trainer's stream gets no Record here. The next
+        // `touch_all` must therefore not return early.
         self.all_touched = NEVER;
         stream
     }

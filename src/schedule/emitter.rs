@@ -94,7 +94,7 @@ impl Emitter {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
-    /// Returns the ops written since the last call. Their buffer is kept, so a steady state allocates nothing.
+    /// Returns the ops written since the last drain. Their buffer is kept, so a steady state allocates nothing.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.ops.drain(..)
     }

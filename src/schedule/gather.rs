@@ -120,8 +120,8 @@ impl Schedule {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
 
-    /// Runs a bucket's step up to its last norms of full parameters. Each rank computes the norms of its shards, and
-    /// ranks add them up.
+    /// Runs a bucket's step up to the last norms of full parameters that the step needs. Each rank computes the norms
+    /// of its shards, and ranks add them up.
     pub(super) fn measure(&mut self, bucket: u32) {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
@@ -130,7 +130,7 @@ impl Schedule {
         }
     }
 
-    /// Finds the first bucket with a non-finite gradient on any rank, after all steps.
+    /// After all steps, finds the first bucket with a non-finite gradient on any rank.
     pub(super) fn share_nonfinite(&mut self) {
         self.share(Stream::Gather, None, [(CollectiveKind::Min32, Span::NONFINITE)]);
     }

@@ -226,7 +226,7 @@ impl Schedule {
         self.shared_norms = spans;
     }
 
-    /// Returns the ops written since the last call, in submission order.
+    /// Returns the ops written since the last drain, in submission order.
     pub fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.emitter.drain()
     }

@@ -12,8 +12,8 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// If steps are offloaded, copies the sums that this rank steps and the counts of ranks to the host, after
-    /// `reduced`. Then zeroes or releases the device's gradients. Returns the mark of the copy.
+    /// If steps are offloaded, copies two things to the host, after `reduced`: the counts of ranks, and the sums with
+    /// which this rank steps. Then zeroes or releases the device's gradients. Returns the mark of the copy.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -58,7 +58,7 @@ impl Schedule {
     }
 
     /// Copies the stepped parameters of a bucket to the device, before the bucket is unsharded. The copy comes after
-    /// the bucket's last step, and after its pages were freed.
+    /// the bucket's last step, and after the last release of the bucket's parameters on the device.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
         let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);

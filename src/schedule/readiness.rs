@@ -84,8 +84,8 @@ impl Readiness {
     }
 
     /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets may launch in any order,
-    /// the bucket is not launched here. The caller may still be summing it, and only a hand-over says that the sum is
-    /// complete.
+    /// the bucket is not launched here. The caller may still be summing the bucket, and only a hand-over says that the
+    /// sum is complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
         self.unused_count += 1;

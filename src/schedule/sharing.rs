@@ -1,8 +1,8 @@
 //! Decides which steps share a launch, if all steps run after a decision or after backward.
 //!
 //! A launch costs a GPU a few microseconds in addition to its work. A shared launch has one mark, so a wait for one of
-//! its buckets waits for all. Bits do not depend on sharing, because a tile is stepped in the same way in any launch.
-//! By default a schedule writes one step per bucket.
+//! its buckets waits for all. The bits of stepped tensors do not depend on sharing, because a tile is stepped in the
+//! same way in any launch. By default a schedule writes one step per bucket.
 
 use std::ops::Range;
 

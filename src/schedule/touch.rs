@@ -2,7 +2,8 @@
 //! and which ops wait for the trainer.
 //!
 //! An access waits for exactly the op that last touched the same bytes. Every access must be announced before it
-//! happens, because an access after the announced position is not ordered.
+//! happens. Ops wait only until the trainer has passed the announced position, so they are not ordered with accesses
+//! after this position.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// Returns the part of the agreement for unused parameters.
+/// Returns what unused parameters, given by their hash, contribute to the agreement's number.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }
@@ -40,8 +40,8 @@ impl Schedule {
             }
             let bucket = self.plan.segment_of(*param).bucket as usize;
             if self.is_handed_over(*param) && !self.plan.buckets()[bucket].is_local {
-                // This is a sum, so that ranks may declare parameters in different orders. Local parameters are left
-                // out, because they may differ between ranks.
+                // The hashes are added up, so that ranks may declare parameters in different orders. No hash of a local
+                // parameter is added, because local parameters may differ between ranks.
                 let named = fold(fold(0, &self.pass.to_le_bytes()), &(*param as u64).to_le_bytes());
                 self.late_unused = self.late_unused.wrapping_add(named);
             }

@@ -38,8 +38,8 @@ impl<D: Device> Stepper<D> {
     /// `into` has as many elements as the parameter.
     ///
     /// # Ordering
-    /// Waits for the last step of the tensor's bucket if the tensor is a parameter, a copy, or (inside a pass) a
-    /// gradient. For any other tensor, waits for all steps.
+    /// Waits for the last step of the tensor's bucket if the tensor is a parameter, a parameter's copy, or (inside a
+    /// pass) a gradient. For any other tensor, waits for all steps.
     ///
     /// # Errors
     /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` if the stepper keeps no

@@ -69,8 +69,8 @@ impl StepperBuilder<'_> {
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views, and your own pointers under these rules access the tensor.
     /// 2. Write a gradient only after one of the three calls above and before its hand-over. The sum that
-    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure of
-    ///    that call has returned.
+    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure that
+    ///    you passed to that call has returned.
     /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
     /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
     ///    write it.

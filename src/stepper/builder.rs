@@ -147,9 +147,9 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::FurtherParams, optimizer)
     }
 
-    /// Lists an optimizer for parameters, but never runs it and keeps no state for it. If no other optimizer steps a
-    /// parameter, the stepper averages the parameter's gradient. Your code then runs the attached optimizer on this
-    /// gradient. All ranks must attach the same optimizers.
+    /// Attaches an optimizer to parameters: the stepper lists the optimizer, but never runs it and keeps no state for
+    /// it. If no other optimizer steps a parameter, the stepper averages the parameter's gradient. Your code then runs
+    /// the attached optimizer on this gradient. All ranks must attach the same optimizers.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -383,8 +383,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips the averaged gradients by their global norm, by the previous pass's norm, or each bucket by its own norm.
-    /// By default nothing is clipped.
+    /// Clips the averaged gradients by their global norm or by the previous pass's norm, or clips each bucket by its
+    /// own norm. By default nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
         self

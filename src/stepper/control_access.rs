@@ -123,8 +123,8 @@ impl<D: Device> Stepper<D> {
         device.write(to, bytes, theirs)
     }
 
-    /// Copies the progress of one parameter's optimizer to another device. `from` and `to` are numbers of assignment
-    /// records. The caller has claimed everything.
+    /// Copies the progress of one parameter's optimizer to another device. `from` and `to` are the indices of the
+    /// progress on this device and on the other. The caller has claimed everything.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
         // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
         let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };

@@ -1,8 +1,8 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! In a captured pass, all streams fork from the trainer's stream and join it again. Otherwise it is an ordinary pass.
-//! Every capture that begins also ends. After a failed capture the stepper is in the state before the capture, unless
-//! its trainer has replaced it.
+//! In a captured pass, all streams fork from the trainer's stream and join it again. In all other respects a captured
+//! pass is an ordinary pass. Every capture that begins also ends. After a failed capture the stepper is in the state
+//! before the capture, unless its trainer has replaced it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Stepper<CudaDevice> {
     /// memory, or with offload and a [`grad_scaler`](crate::StepperBuilder::grad_scaler). `Poisoned` after a failure.
     /// Any error that `trainer` returns. `Device` if the driver cannot capture a call. After an error, and if `trainer`
     /// panics, the capture has ended. The stepper is in the state before the capture, unless `trainer` has replaced it.
-    /// A panic inside the pass ends the group, as it does without a capture.
+    /// A panic inside the pass ends the group of ranks, as it does without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,

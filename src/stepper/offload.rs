@@ -61,7 +61,7 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses gradients that are averaged for another optimizer, if steps are offloaded.
+/// Refuses gradients that are averaged for an optimizer outside the stepper, if steps are offloaded.
 pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
     let is_averaged = |segment: &&Segment| segment.action == SegmentAction::Average && segment.len > 0;
     match plan.segments().iter().find(is_averaged).filter(|_| plan.is_offloaded()) {

@@ -227,8 +227,8 @@ impl<D: Device> Stepper<D> {
         for (index, segment) in ours.segments().iter().enumerate() {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-            // A new optimizer of another parameter may add states to any round, and this changes the numbers of states.
-            // States are therefore matched by their round and their index in the round.
+            // A new optimizer of another parameter may add states to any round, and states of later rounds then get
+            // other numbers. States are therefore matched by their round and their index in the round.
             let states = self.optimizers.states(segment.param as usize).flat_map(|(_, round, k)| {
                 let [from, to] = [&*ours_assigned, assignment].map(|a| (a.first_state(round) + k) as u8);
                 let scales = (Memory::Scales(from), Memory::Scales(to));
@@ -259,8 +259,8 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Stepper<D> {
     /// Gives an optimizer to a group that was built without one. The group's name then selects the optimizer in
     /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper), [`set_lr_schedule`](Self::set_lr_schedule) and
-    /// [`optimizers`](Self::optimizers), as if the builder had been given the optimizer. The optimizer steps the
-    /// group's parameters with the action [`Step`](SegmentAction::Step) that have no optimizer yet. This includes
+    /// [`optimizers`](Self::optimizers), as if the builder had been given the optimizer. The optimizer steps those
+    /// parameters of the group that have the action [`Step`](SegmentAction::Step) and no optimizer yet. This includes
     /// parameters that [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at
     /// the same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
     ///

@@ -142,7 +142,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::config("clip", clip, wrong, "build with Clip::Previous"))
     }
 
-    /// Returns the state for a checkpoint, if the loss scale is dynamic.
+    /// Returns the loss scaler's state for a checkpoint, or `None` if the loss scale is not dynamic.
     pub(crate) fn scaler_state_if_any(&self) -> Result<Option<ScalerState>> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }

@@ -54,7 +54,7 @@ impl StepperBuilder<'_> {
     /// [shards](Self::strategy) tensors among its ranks. Ranks 0 and 4 are replicas: they have the same shards. After
     /// the reduce-scatter in each group, replicas all-reduce the gradients of their shards. Choose the ranks of one
     /// machine as a group, because their links are faster. The size must divide the number of ranks. If sums are exact,
-    /// the size changes no bit.
+    /// the size changes no bit of the training.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -118,7 +118,7 @@ impl StepperBuilder<'_> {
         Ok(if self.accumulation == Accumulation::Summed { plan.with_summed_micro_batches() } else { plan })
     }
 
-    /// Refuses a collective that lacks any of the calls that the strategy needs.
+    /// Refuses a collective that cannot make every call that the strategy needs.
     pub(super) fn refuse_unknown_calls(&self, comm: &dyn Collective) -> Result<()> {
         if self.strategy == Strategy::Replicated {
             return Ok(());

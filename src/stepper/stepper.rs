@@ -1,4 +1,4 @@
-//! The stepper: one rank's layout, plan, state and run, with the calls that need nothing else.
+//! The stepper: one rank's layout, plan, state, schedule and device, with the calls that need nothing else.
 //!
 //! The stepper tells the schedule what the trainer does, and the schedule decides the order of the ops. The safe
 //! interface cannot race, because views borrow the pass, and every launch borrows the pass mutably or consumes it.

@@ -85,7 +85,7 @@ pub(super) struct Elements<'s> {
 }
 
 impl<'s> Elements<'s> {
-    /// Returns the elements of a tensor that this rank has now. For a sharded tensor, these are the elements of this
+    /// Returns which elements of a tensor this rank has now. For a sharded tensor, these are the elements of this
     /// rank's shard. For a parameter or a copy, these are all elements while the bucket is unsharded.
     pub(super) fn present(
         memory: Memory,

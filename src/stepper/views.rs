@@ -165,7 +165,7 @@ impl<'a> Grads<'a> {
 }
 
 impl Stepper {
-    /// Returns the address of a tensor and the number of elements at it.
+    /// Returns the address of a tensor, and the number of its elements at that address.
     fn place(&self, segment: &Segment, memory: Memory) -> (*mut u8, usize) {
         let run = self.run.borrow();
         let present = Elements::present(memory, segment, &self.plan, &run.schedule);
@@ -174,7 +174,7 @@ impl Stepper {
         (address, (present.range.end - present.range.start) as usize)
     }
 
-    /// Refuses slices of a type that the memory does not hold.
+    /// Refuses slices of `T` if the tensors of this `Memory` have another element type.
     fn require_type<T: Element>(&self, precision: &Precision, memory: Memory) -> Result<()> {
         let dtype = match memory {
             Memory::Params => Some(precision.param),
@@ -369,7 +369,7 @@ impl Stepper {
     }
 }
 
-/// Returns the name of a memory's tensors for error messages.
+/// Returns what error messages call the tensors of a `Memory`.
 fn named(memory: Memory) -> &'static str {
     match memory {
         Memory::Params | Memory::HostParams => "parameters",

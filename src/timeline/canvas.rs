@@ -35,7 +35,7 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// Starts an empty picture with a plot that shows `window` and ends `bottom` below the top.
+    /// Starts an empty picture with a plot that shows `window`. `bottom` is the vertical position of the plot's end.
     pub(super) fn open(window: Interval, bottom: f64) -> Result<Canvas, fmt::Error> {
         let mut text = String::new();
         let height = bottom + BELOW;
@@ -119,7 +119,7 @@ impl Canvas {
     }
 }
 
-/// Returns the distance between ticks: the unit times 1, 2 or 5 times a power of ten.
+/// Returns the distance between ticks: 1, 2 or 5 units, multiplied by a power of ten.
 fn find_tick(window_ns: u64, unit_ns: u64) -> u64 {
     let mut decade = unit_ns;
     loop {

@@ -1,4 +1,4 @@
-//! Measured times of a run: the share of optimizer time that was hidden, a trace and a picture.
+//! Measured times of a training run: the share of optimizer time that was hidden, a trace and a picture.
 //!
 //! Executors pass intervals of one clock to this module. Nothing here reads a clock or opens a file.
 

@@ -110,8 +110,8 @@ impl Drawn {
         self.draw_exposed(canvas, rows.find_last(index) + ROW + 2.0)
     }
 
-    /// Writes the name of a block, or its number if only the number fits. If neither fits, writes the number next to
-    /// the block, if there is room.
+    /// Writes the name of a block inside the block, or the number of its bucket if only this number fits. If neither
+    /// fits, writes the number next to the block, if there is room.
     fn name_block(&self, canvas: &mut Canvas, at: usize, y: f64) -> fmt::Result {
         let block = &self.blocks[at];
         let Some(part) = canvas.clip(&block.interval) else { return Ok(()) };

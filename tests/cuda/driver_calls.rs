@@ -26,11 +26,11 @@ const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 /// Number of blocks that the stand-in runs at a time.
 const RESIDENT: u32 = 8;
 
-/// Returns the number of blocks of a step in buckets of this many elements. A tile of 36 KiB is a share, smaller tiles
+/// Returns the number of blocks of a step in buckets of this many elements. A tile of 38 KiB is a share, smaller tiles
 /// share 224 KiB, and every resident block has two shares. AdamW in f32 moves 28 bytes per element.
 fn shared_shortly(tiles: u32, elements: u64) -> u32 {
     let (moved, of_tiles) = (28 * elements, |kib: u64| u64::from(tiles) * (kib << 10));
-    let short = if moved >= of_tiles(36) { 1 } else { of_tiles(224).div_ceil(moved) as u32 };
+    let short = if moved >= of_tiles(38) { 1 } else { of_tiles(224).div_ceil(moved) as u32 };
     tiles.div_ceil(short.min(tiles / (2 * RESIDENT)).max(1))
 }
 

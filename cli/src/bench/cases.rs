@@ -179,7 +179,7 @@ impl Shape {
         let beyond = (4 * last_level_cache_bytes()).div_ceil(bytes) as usize;
         match self.cache() {
             Cache::Beyond if quick => 1,
-            // A bucket of a sweep that is larger than the caches evicts itself.
+            // If a bucket of a sweep is larger than the caches, it evicts itself.
             Cache::Beyond if beyond == 1 && matches!(self, Shape::Sized(..)) => 1,
             Cache::Beyond => beyond + self.buckets_per_sample(),
             Cache::Resident => 1,

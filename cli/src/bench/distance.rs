@@ -1,8 +1,8 @@
 //! Times the memory traffic of a step over arrays that are 256 MiB apart. In one case all arrays start at the same
 //! offset in a page. In the other case their starts are staggered, as in a stepper.
 //!
-//! Both cases run one after the other in each round. They take equally long on a CPU that distinguishes cache lines by
-//! more address bits.
+//! Both cases run one after the other in each round. They take equally long on a CPU that also distinguishes cache
+//! lines by the address bits in which the starts of the arrays differ.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! The machine and the build to which figures belong. They are the header of the tables and a part of the JSON.
+//! The machine and the build to which figures belong. Their description is the header of the tables and a part of the
+//! JSON.
 //!
 //! This module names no user and no path. A fact that the system does not report is left out.
 

@@ -65,9 +65,10 @@ enum Bench {
     /// Arrays that are 256 MiB apart, with starts at the same offset in a page and with staggered starts. It runs on
     /// the host.
     Distance,
-    /// A pass with sharded states, with sharded parameters too, and without shards. It runs on the host.
+    /// A pass in three variants: without shards, with sharded states, and with sharded states and parameters. It runs
+    /// on the host.
     Sharding,
-    /// Time per parameter of every call, as the number of parameters grows. It runs on the host.
+    /// Every call's time per parameter, for growing numbers of parameters. It runs on the host.
     Growth,
 }
 

@@ -16,19 +16,19 @@ pub(super) enum Kind {
     F32MomentsBf16,
     /// f32 with states in 8 bits.
     F32Moments8bit,
-    /// bf16 parameters and gradients, f32 master weights and states.
+    /// bf16 parameters and gradients; f32 master weights and states.
     Master,
-    /// bf16 parameters, f32 gradients, master weights and states.
+    /// bf16 parameters; f32 gradients, master weights and states.
     MasterGradF32,
-    /// bf16 parameters, gradients and states, f32 master weights.
+    /// bf16 parameters, gradients and states; f32 master weights.
     MasterMomentsBf16,
-    /// bf16 parameters and gradients, 16-bit remainders, f32 states.
+    /// bf16 parameters and gradients; 16-bit remainders; f32 states.
     Remainder16,
-    /// bf16 parameters, gradients and states, 16-bit remainders.
+    /// bf16 parameters, gradients and states; 16-bit remainders.
     Remainder16MomentsBf16,
-    /// bf16 parameters and gradients, 16-bit remainders, 8-bit states.
+    /// bf16 parameters and gradients; 16-bit remainders; 8-bit states.
     Remainder16Moments8bit,
-    /// bf16 parameters and gradients, 8-bit remainders, 8-bit states.
+    /// bf16 parameters and gradients; 8-bit remainders; 8-bit states.
     Remainder8Moments8bit,
     /// bf16 throughout, rounded to nearest.
     Bf16,
@@ -36,7 +36,7 @@ pub(super) enum Kind {
     Bf16Stochastic,
     /// bf16 parameters and gradients, rounded stochastically, and states in 8 bits.
     Bf16Stochastic8bit,
-    /// f16 parameters and gradients, f32 master weights and states.
+    /// f16 parameters and gradients; f32 master weights and states.
     F16Master,
 }
 

@@ -1,6 +1,6 @@
 //! The figures of a run on the host as JSON, and the rows of its step table.
 //!
-//! Keys that also occur in a GPU's report have the same names there. The file is written again after each row, so an
+//! If a GPU's report has the same quantity, it has the same key there. The file is written again after each row, so an
 //! interrupted run leaves its measurements.
 
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Medians with their spread.
 //!
-//! A spread is of all samples that it is given. None is dropped as an outlier, because users meet slow rounds too. The
+//! A spread covers all given samples. No sample is dropped as an outlier, because users meet slow rounds too. The
 //! benches leave out warm-up rounds before they compute a spread.
 
 use serde::Serialize;

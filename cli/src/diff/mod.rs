@@ -1,6 +1,6 @@
 //! `instep diff`: says whether two tensor files are equal, or close enough, and where they differ most.
 //!
-//! The files are outputs of `instep replay` or checkpoints. Both are read in pieces, because they are as large as
+//! The files are outputs of `instep replay` or checkpoints. They are read in pieces, because they are as large as
 //! models.
 
 mod elements;

@@ -51,7 +51,7 @@ struct Seen {
 
 impl Seen {
     /// Computes the trainer's own time of this call. A wait ends when its op has ended. The real thread may then have
-    /// to wait for a core, and this time counts as its own. The predicted trainer continues at once.
+    /// to wait for a core, and that time counts as the trainer's own. The predicted trainer continues at once.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -183,7 +183,8 @@ fn train(
     };
     for _ in 0..PASSES {
         let mut walk = Walk::default();
-        // The pass stays open. In an open pass, an access waits only for its bucket, and so does taking the recording.
+        // The pass stays open. In an open pass, an access waits only for its bucket, and `take_recording` does not wait
+        // for all steps.
         stepper.begin()?.detach();
         note(&mut stepper, Call::Begin);
         for (index, id) in layout.ids().enumerate() {

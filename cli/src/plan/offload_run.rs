@@ -1,4 +1,4 @@
-//! A run of `instep.torch.offload`: its buckets, its queues, and the thread that steps.
+//! Simulates training with `instep.torch.offload`: the buckets, the queues, and the thread that steps.
 //!
 //! The order of the work is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller divides
 //! parameters into buckets, and says when each bucket's gradients are complete.
@@ -65,7 +65,8 @@ pub(super) enum Task {
     Decide,
 }
 
-/// A run: the time at which each queue is free, and the tasks of the thread that steps. All times are in nanoseconds.
+/// A simulated training: the time at which each queue is free, and the tasks of the thread that steps. All times are in
+/// nanoseconds.
 pub(super) struct Run<'a> {
     pub(super) buckets: &'a [Bucket],
     pub(super) decides: bool,
@@ -76,7 +77,8 @@ pub(super) struct Run<'a> {
     worker_free: u64,
     pub(super) busy: u64,
     tasks: VecDeque<(u64, Task)>,
-    /// The ready buckets. The last one is stepped first, because the next forward pass needs it first.
+    /// The ready buckets. The bucket with the largest index is stepped first, because the next forward pass needs it
+    /// first.
     ready: BTreeSet<usize>,
     copied: Vec<u64>,
     /// The predicted end of each bucket's last upload.

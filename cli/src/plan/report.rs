@@ -20,7 +20,7 @@ use super::trainer::Peaks;
 #[derive(Serialize)]
 pub(super) struct Report {
     world_size: u32,
-    /// Ranks of a group that shards tensors; 1 without shards.
+    /// The number of ranks in a group that shards tensors; 1 without shards.
     shard_size: u32,
     parameters: usize,
     elements: u64,

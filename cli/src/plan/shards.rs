@@ -1,8 +1,8 @@
 //! `--offload=torch --strategy=fsdp`: shards of `fully_shard` with a `CPUOffloadPolicy`, stepped on the host.
 //!
 //! Each repetition in the description is a unit, which FSDP gathers and reduces as a whole. All other parameters belong
-//! to the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. They hold for
-//! rank 0, which has the longest shards.
+//! to the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. The bytes are
+//! those of rank 0, which has the longest shards.
 
 use instep::collective::CollectiveKind;
 use instep::op::Group;
@@ -22,7 +22,7 @@ const LEAST_ROW: u64 = 128;
 /// The root's number in `Model::repetitions`.
 const ROOT: usize = 0;
 
-/// A rank's rows of a parameter, and the elements of each.
+/// The number of rows that a rank has of a parameter, and the number of elements in each row.
 #[derive(Clone, Copy)]
 struct Shard {
     rows: u64,

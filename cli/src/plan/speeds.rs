@@ -120,7 +120,7 @@ impl Speeds {
         }
     }
 
-    /// Returns the time of this number of floating-point operations for each weight and token.
+    /// Returns the time of a computation that makes `operations` floating-point operations for each weight and token.
     pub(super) fn compute_ns(&self, operations: u64, weights: u64) -> u64 {
         ((operations * weights) as f64 * self.tokens as f64 / (1e3 * self.compute)) as u64
     }

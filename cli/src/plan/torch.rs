@@ -73,7 +73,7 @@ impl Plan {
                 "give at least that",
             ));
         }
-        // FSDP's copies of gradients are page-locked if no hook takes them.
+        // FSDP's copies of gradients are page-locked only if no hook takes them. Here a hook does.
         let (params, of_ring, of_fsdp) = match shards {
             None => ("mirrors of parameters", ring, 0),
             Some(_) => ("shards of parameters", 0, gradients().sum()),

@@ -60,7 +60,7 @@ impl Peaks {
                 (span.start, span.end, before)
             })
             .collect();
-        // Bytes of gradients that lie before a byte of the arena: padding is not among them.
+        // Returns the number of bytes of gradients, without padding, before the offset `at` in the arena.
         let covered = |at: u64| match ends.partition_point(|(start, _, _)| *start < at).checked_sub(1) {
             None => 0,
             Some(last) => ends[last].2 - ends[last].1.saturating_sub(at),

@@ -13,7 +13,7 @@ use crate::Failure;
 /// Builds the stepper of a configuration.
 ///
 /// # Errors
-/// `Config`, which uses the names of the configuration.
+/// `Failure::Config`, with the names that the configuration file uses.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // Every parameter has a gradient, so the stepper need not count the used parameters. The counts would double the
@@ -26,7 +26,7 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
         }
     }
     // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of
-    // n ranks would pad buckets to n ranks, and n comes from a file.
+    // n ranks would pad buckets to n ranks, and n comes from a file, so it may be huge.
     let sums = match config.loss_scale {
         LossScale::Dynamic(_) | LossScale::External(_) => {
             builder = builder.loss_scale(config.loss_scale);

@@ -18,8 +18,8 @@ use super::groups::{self, Group};
 use super::scales;
 use crate::Failure;
 
-/// The largest number of ranks with dynamic loss scaling. It is limited because every bucket is padded to a multiple of
-/// it.
+/// The largest number of ranks with dynamic loss scaling. There is a limit because every bucket is padded to a multiple
+/// of the number of ranks.
 const MOST_SCALED_RANKS: u32 = 4096;
 
 /// A valid configuration.
@@ -29,7 +29,7 @@ pub struct Config {
     pub groups: Vec<Group>,
     /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
-    /// The largest norm, and the gradients or the pass to which it applies.
+    /// The kind of clipping, and its largest norm.
     pub clip: Option<Clip>,
     /// The loss scale, by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
     pub loss_scale: LossScale,

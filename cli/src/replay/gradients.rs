@@ -95,9 +95,9 @@ pub(super) struct Steps {
     pub(super) updates: u64,
 }
 
-/// Makes all passes, with the gradients in the layout's order.
+/// Makes all passes. `gradients` has the parameters in the layout's order.
 ///
-/// The gradients are handed over from the last parameter to the first, as in backward.
+/// Each pass hands gradients over from the last parameter to the first, as in backward.
 pub(super) fn step_all<R: Read + Seek>(
     config: &Config,
     stepper: &mut Stepper,

@@ -133,7 +133,7 @@ fn value<'de, A: MapAccess<'de>>(field: &Field, map: &mut A) -> Result<Value, A:
     match field.default {
         Value::Number(_) => map.next_value().map(Value::Number),
         Value::Flag(_) => map.next_value().map(Value::Flag),
-        // The numbers are not read as a tuple. The message about a third number would then not name the field.
+        // If the numbers were read as a tuple, the message about a third number would not name the field.
         Value::Pair(_) => match map.next_value::<Vec<f64>>()?[..] {
             [first, second] => Ok(Value::Pair((first, second))),
             ref numbers => {

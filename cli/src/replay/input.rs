@@ -1,7 +1,7 @@
 //! Sorts the input file's tensors by parameter: value, gradients, states, step count.
 //!
-//! Unknown and missing tensors are refused. This file reads only the header. No value is read before the whole header
-//! fits.
+//! Unknown and missing tensors are refused. This module reads only the input's header. No value is read before the
+//! whole header has been checked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! Writes the output file. The file is replaced as a whole once it is complete, or left unchanged.
+//! Writes the output file. The file is replaced as a whole once the new content is complete, or left unchanged.
 //!
 //! The library replaces the file in the same way as a checkpoint. This module accepts only regular files, because
 //! renaming over a device would remove the device. It never replaces an input.

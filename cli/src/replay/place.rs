@@ -58,7 +58,7 @@ pub(super) enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Returns the meaning of a name. Names of parameters may contain dots. The number of a pass and the name of a state
+    /// Returns the meaning of a name. Names of parameters may contain dots. Numbers of passes and names of states
     /// contain no dots.
     pub(super) fn of(key: &'a str) -> Option<Place<'a>> {
         let (kind, rest) = key.split_once('.')?;

@@ -18,7 +18,7 @@ use instep_cli::bench;
 use crate::support::Folder;
 use crate::support::stand_in::{FOREIGN, StandIn};
 
-/// Does what a stage does in its middle: says that it is there, and waits to be killed.
+/// Runs in the middle of a stage: reports that the stage has got there, and waits to be killed.
 const HOLD: &str = r#"
 if [ "$(basename "$RESULTS")" = "$DRY_HOLD" ]; then
     touch "$DRY_HELD"
@@ -33,7 +33,7 @@ HOLD
 echo "test one ... ok"
 "#;
 
-/// Stands for tools that run the command after their options.
+/// Stands in for a tool that takes a command after its options and runs the command.
 const TOOL: &str = r#"#!/bin/sh
 while [ "${1#./}" = "$1" ]; do shift; done
 exec "$@"
@@ -143,10 +143,11 @@ impl Bundle {
         fs::remove_file(self.path(name)).unwrap();
     }
 
-    /// `run.sh` with these words.
+    /// Returns a command that runs `run.sh` with these arguments.
     pub(super) fn command(&self, words: &[&str]) -> Command {
-        // A session of its own, by which its processes are found: `timeout` gives each stage a process group. `setsid`
-        // forks only if it leads a group, which a child of a test does not, so the session has this process's id.
+        // The run gets its own session, by which its processes are found, because `timeout` gives each stage another
+        // process group. `setsid` forks only if its process leads a group. A test's child leads none, so the session
+        // has the child's id.
         let mut command = Command::new("setsid");
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         command.arg("bash").arg(self.path("run.sh")).args(words);
@@ -240,7 +241,7 @@ struct Line {
     bench: bench::Arguments,
 }
 
-/// The bench that `instep` was asked for, with kibi for mebi; nothing without a request.
+/// Runs the bench that `instep` was asked for, with smaller sizes. Does nothing if it was not asked for a bench.
 pub(super) fn run_bench() {
     let Ok(words) = std::env::var("DRY_WORDS") else { return };
     let words = words.replace("64M", "32K").replace("32M", "16K").replace("256M", "64K").replace("4M", "16K");

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use bundle::Bundle;
 
-/// The seconds that the parts may take, and the stages of each with their limits, as `run.sh list` prints them.
+/// Returns the part, the name and the time limit in seconds of each stage, as `run.sh list` prints them.
 fn stages(bundle: &Bundle) -> Vec<(String, String, u32)> {
     let output = bundle.command(&["list"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -24,7 +24,7 @@ fn stages(bundle: &Bundle) -> Vec<(String, String, u32)> {
     text.lines().map(stage).collect()
 }
 
-/// Checks all that a run has left after these stages have ended, whatever it was doing then.
+/// Checks all that a run has left if it was stopped at any point after these stages had ended.
 fn check(bundle: &Bundle, finished: &[String]) {
     let record: Value = serde_json::from_slice(&bundle.read("out/record.json")).unwrap();
     let named: Vec<&str> =
@@ -50,7 +50,7 @@ fn check(bundle: &Bundle, finished: &[String]) {
     }
 }
 
-/// The rows of the stopped bench, in the file that it writes while it runs.
+/// Returns the number of rows in the file that the stopped bench was writing.
 fn rows_so_far(bundle: &Bundle, stage: &str) -> usize {
     let folder = bundle.path(&format!("out/now/{stage}"));
     let mut count = 0;
@@ -78,7 +78,7 @@ fn limits_of_stages_fit_their_part_and_every_stage_is_known() {
     for (part, _, limit) in stages(&bundle) {
         *sums.entry(part).or_default() += limit;
     }
-    // A few seconds stay for the record between stages.
+    // A few seconds remain for writing the record between stages.
     let budgets =
         [("part1", 4 * 60), ("part2", 9 * 60), ("part3", 9 * 60), ("part4", 8 * 60), ("part5", 8 * 60)];
     assert!(sums.len() == 5 && budgets.iter().all(|(part, budget)| sums[*part] + 10 <= *budget), "{sums:?}");
@@ -144,7 +144,7 @@ fn a_stage_that_fails_is_late_or_is_absent_is_not_passed_and_stops_no_other() {
     let [bits, torch, handover, python] = ["bits", "torch", "handover", "python_cases"].map(Value::from);
     let wanted = [(&bits, &3.into()), (&torch, &3.into()), (&handover, &0.into()), (&python, &3.into())];
     assert_eq!(exits, wanted);
-    // Where nvidia-smi fails there are no facts about a GPU, and modes of programs may be lost.
+    // If nvidia-smi fails, the record has no facts about a GPU. A copied program may have lost its permission to run.
     bundle.write("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
     bundle.forget_mode("instep");
     bundle.command(&["info"]).output().unwrap();
@@ -159,7 +159,7 @@ fn a_stage_that_fails_is_late_or_is_absent_is_not_passed_and_stops_no_other() {
 #[test]
 fn a_script_finds_its_bundle_wherever_it_lies() {
     let bundle = Bundle::new();
-    // A bundle directly below the root: no folder has two above it.
+    // If the bundle lies directly below the root, a script has fewer than two folders above it.
     let code = "import sys; sys.argv = ['x']; exec(open(sys.stdin.fileno()).read())";
     let text = String::from_utf8(std::fs::read(bundle.path("rows.py")).unwrap()).unwrap();
     for place in ["/torch_bundle/rows.py", "/rows.py"] {

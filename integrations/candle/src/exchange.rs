@@ -1,8 +1,8 @@
 //! The memory of a variable, taken out of it for a step.
 //!
 //! candle gives write access to memory only to an in-place operation, one tensor at a time. A step writes all tensors
-//! at once. An in-place operation therefore moves each `Vec` out of its tensor. On drop, the same operation puts the
-//! `Vec` back, also after an error or a panic. No element is copied.
+//! at once. An in-place operation therefore moves each `Vec` out of its tensor. When `Taken` is dropped, the same
+//! operation puts the `Vec` back, also after an error or a panic. No element is copied.
 
 use std::cell::Cell;
 use std::mem;

@@ -41,7 +41,7 @@ use model::{Model, Saved};
 
 /// An optimizer of instep for candle's variables in f32 on the CPU.
 ///
-/// Like candle-nn's optimizers, it ignores variables of integers, and a step skips a variable without a gradient. Every
+/// Like candle-nn's optimizers, it ignores integer variables, and a step skips a variable without a gradient. Every
 /// step increments the step count of all variables, as in candle-nn's AdamW. The bias correction of a variable
 /// therefore also counts the steps without its gradient. (Only with NAdam does each variable count its own steps.)
 ///
@@ -49,7 +49,7 @@ use model::{Model, Saved};
 /// During a step the variables are empty. Nothing else may use them meanwhile.
 pub struct FusedOptimizer {
     vars: Vec<Var>,
-    /// `None` without variables.
+    /// `None` if there are no variables.
     model: Option<Model>,
     lr: f64,
     schedule: Option<LrSchedule>,
@@ -68,8 +68,8 @@ impl From<ParamsAdamW> for Config {
 impl Optimizer for FusedOptimizer {
     type Config = Config;
 
-    /// Makes an optimizer of variables. The names of its states are the positions of the variables, from 0. The order
-    /// of `VarMap::all_vars` changes from run to run. To resume a training, use
+    /// Makes an optimizer for these variables. The names of its states are the positions of the variables, from 0. The
+    /// order of `VarMap::all_vars` changes from run to run. To resume a training, use
     /// [`from_varmap`](FusedOptimizer::from_varmap).
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Optimizer for FusedOptimizer {
 }
 
 impl FusedOptimizer {
-    /// Makes an optimizer of a map's variables. Its states have the names of the variables.
+    /// Makes an optimizer for the variables of a map. Its states have the names of the variables.
     ///
     /// # Errors
     /// Errors as for [`new`](FusedOptimizer::new).

@@ -2,9 +2,9 @@
 //! parsed.
 //!
 //! For any content, the memory for a header is at most a small multiple of the header's length. Dimensions and metadata
-//! are counted before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived
-//! struct also takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken
-//! file be read as a different valid file, so the types here refuse both.
+//! are counted before they are kept, and the names of unknown types are shortened. serde's derives accept two wrong
+//! forms: a derived struct also takes an array of its fields, and a map keeps the last of two equal keys. Either form
+//! would let a broken file be read as a different valid file, so the types here refuse both.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use crate::checkpoint::safetensors::convert::{Dtype, Tensor};
 use crate::text::{quoted, sentence};
 
-/// The limit on dimensions of numpy and PyTorch.
+/// The largest number of dimensions that numpy and PyTorch allow.
 const MAX_DIMENSIONS: usize = 64;
 
 /// All entries of a header. One key, that of the metadata, is not a tensor.

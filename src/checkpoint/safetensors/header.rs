@@ -11,7 +11,7 @@ use super::entries::{Entries, Entry};
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 
-/// Bytes of the length before the header.
+/// Number of bytes of the header's length, which comes before the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's limit on the length of a header.
@@ -83,7 +83,7 @@ impl Header {
     /// Refuses all element types that a step's tensors cannot have.
     ///
     /// # Errors
-    /// `Checkpoint` with the name of the first tensor of any other type.
+    /// `Checkpoint` with the name of the first tensor that has such a type.
     pub fn require_stepped(&self) -> Result<()> {
         match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
             Some((name, tensor)) => {

@@ -154,7 +154,7 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings, one per line, about settings that are likely to make NCCL slow, or to make it hang beside a
+    /// Returns warnings of one line each about settings that are likely to make NCCL slow, or to make it hang beside a
     /// framework's communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     PROCESS.get_or_init(|| {
         // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
-        // are loaded, so their handlers run later.
+        // are loaded already, so their exit handlers run after this function.
         unsafe { atexit(await_detached) };
         std::process::id()
     });

@@ -1,5 +1,5 @@
-//! Before ranks make a stepper or a communicator together, each rank sends a description of it, its record, to all
-//! ranks.
+//! Before ranks make a stepper or a communicator together, each rank sends all ranks a record that describes what it is
+//! about to make.
 //!
 //! Every rank checks the same records in the same order, so all return the same error. This file does not communicate.
 

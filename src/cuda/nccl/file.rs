@@ -34,7 +34,8 @@ struct Found {
     id: UniqueId,
 }
 
-/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check that ends its wait.
+/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. An error of the
+/// check ends its wait.
 pub(super) fn meet<T>(
     options: &Options,
     path: &Path,

@@ -24,7 +24,7 @@ pub struct Options {
     /// not a hang. It costs an all-reduce of the host collective per call, so use it to find faults. It works only with
     /// [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
     pub ledger: bool,
-    /// Limits how much of the GPU NCCL's kernels use, in the communicators of this group.
+    /// Limits the share of the GPU that NCCL's kernels take, in the communicators of this group.
     pub ctas: Ctas,
 }
 

@@ -36,12 +36,12 @@ const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
 
-/// Time for which a wait does not sleep. NCCL starts a thread for each collective. The thread ends within microseconds
-/// unless it must connect.
+/// How long a wait polls before it begins to sleep. NCCL starts a thread for each collective. The thread ends within
+/// microseconds unless it must connect.
 const AWAKE: Duration = Duration::from_micros(50);
 
-/// Locks by device ordinal, held while enqueueing. Over all communicators of a device, NCCL allows only one thread at a
-/// time.
+/// A lock for each device ordinal. A thread holds it while it enqueues. Over all communicators of a device, NCCL allows
+/// only one thread at a time.
 static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
 
 /// Waits until no other thread calls NCCL on a device, and keeps other threads out until the guard is dropped.
@@ -147,7 +147,7 @@ impl Raw {
         unsafe { driver.upload(from.address(), own, stream)? };
         let kind = CollectiveKind::AllGather;
         let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
-        // SAFETY: the memories have these lengths, and only this stream touches them.
+        // SAFETY: both allocations have these lengths, and only this stream touches them.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
             let _issuing = issuing(self.driver.ordinal());
@@ -166,8 +166,8 @@ impl Raw {
     }
 
     /// Enqueues the collectives that `add` adds as one launch, with the device current, and returns once it is on the
-    /// stream. The group is ended even after a failure, because NCCL would otherwise add later calls of this thread to
-    /// it.
+    /// stream. NCCL's group (`ncclGroupStart`) is ended even after a failure, because NCCL would otherwise add later
+    /// calls of this thread to it.
     pub(super) fn group(
         &self,
         deadline: &Cell<Duration>,
@@ -191,7 +191,7 @@ impl Raw {
         self.settle(name, code, call.deadline(), wanted)
     }
 
-    /// Adds a collective to the thread's group.
+    /// Adds a collective to the NCCL group that this thread has started.
     pub(super) fn add(&self, call: &Call<'_>) -> Result<()> {
         match self.call(call)? {
             (_, ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
@@ -199,7 +199,7 @@ impl Raw {
         }
     }
 
-    /// Makes NCCL's call, and returns its name and its result code.
+    /// Calls NCCL's function for this collective, and returns the function's name and result code.
     fn call(&self, call: &Call<'_>) -> Result<(&'static str, ncclResult_t)> {
         let (src, dst) = (call.src().cast::<c_void>(), call.dst().cast::<c_void>());
         let stream = ptr::with_exposed_provenance_mut(call.require_stream()?.0);

@@ -37,7 +37,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Runs `call` with a communicator, unless it has ended.
+    /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead, or
+    /// the error of a closed communicator.
     pub(super) fn with_raw<T>(&self, slot: &Slot, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
         match lock(slot).as_ref() {
             Some(raw) => call(raw),
@@ -85,9 +86,9 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is
-    /// recorded instead, because it explains NCCL's error. A `Mismatch` is kept, because all ranks know it, and a rank
-    /// may have left because of it.
+    /// Keeps a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is kept
+    /// instead, because it explains NCCL's error. A `Mismatch` is kept, because all ranks know it, and a rank may have
+    /// left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };

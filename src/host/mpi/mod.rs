@@ -30,8 +30,8 @@ const WINDOW_BYTES: usize = 4 << 20;
 struct Line([u8; LINE_BYTES]);
 const LINE_BYTES: usize = 64;
 
-/// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, with the bits of
-/// [`in_process`](crate::in_process).
+/// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, and its sums have the
+/// same bits as those of [`in_process`](crate::in_process).
 ///
 /// Compiling this type needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with
 /// `Threading::Serialized` if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop
@@ -59,9 +59,9 @@ pub struct Mpi {
 /// Memory of messages, reused between calls. All of this memory is on the heap, so that it stays valid if it is leaked.
 #[derive(Default)]
 struct Scratch {
-    /// The keys of all ranks' calls, by rank.
+    /// The [`CallKey`] of each rank's collective call, as bytes, by rank.
     keys: Vec<u8>,
-    /// A part of the buffer: first this rank's values, then the sums.
+    /// A part of the buffer. It has this rank's values before the exchange, and the sums after it.
     window: Vec<Line>,
     /// The values of every rank for the part of the window that this rank sums.
     parts: Vec<Line>,
@@ -145,7 +145,8 @@ impl Mpi {
         self.spread_parts(call, scratch, part * element, len_of)
     }
 
-    /// Combines each rank's part of the window on that rank. Parts are `part_bytes` apart and `len_of` bytes long.
+    /// Combines each rank's part of the window on that rank. Parts start `part_bytes` bytes apart, and `len_of` returns
+    /// the length of a rank's part in bytes.
     fn reduce_parts(
         &self,
         call: &Call<'_>,

@@ -1,7 +1,7 @@
 //! MPI's messages between two ranks. No call waits. Messages are started, and later tested for completion.
 //!
-//! One lock covers every call into the library, so `MPI_THREAD_SERIALIZED` is enough. A started message uses its memory
-//! until a test says that it has ended.
+//! One lock covers every call into the MPI library, so `MPI_THREAD_SERIALIZED` is enough. A started message uses its
+//! memory until a test says that it has ended.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator that only this library uses.
+/// This rank's end of a communicator that only this crate uses.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
@@ -135,7 +135,7 @@ impl Wire {
         Ok(Message { request, peer: to })
     }
 
-    /// Starts to send to a rank by its number in the communicator.
+    /// Starts to send a message. `to` is the receiver's number in the communicator.
     ///
     /// # Safety
     /// The bytes are valid, and nothing writes to them, until the request has ended. If it never ends, this holds

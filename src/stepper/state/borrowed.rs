@@ -67,7 +67,7 @@ impl Borrowed {
     }
 
     /// Checks the addresses against the plan and against each other, and returns one piece per tensor. `kept` returns
-    /// the address of a tensor that the caller did not name. This is a parameter, or a bucket if no bucket is named.
+    /// the address of a parameter that the caller did not name, or of a bucket if the caller named no bucket.
     pub(crate) fn pieces(
         &self,
         layout: &Layout,
@@ -133,7 +133,7 @@ impl Lent {
     }
 }
 
-/// Returns a span as a piece at its address, unless the span is empty.
+/// Returns the piece that puts a span at the `given` address, or `None` if the span is empty.
 fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> Result<Option<Piece>> {
     let (address, dtype) = (given.first, span.dtype(plan));
     if span.bytes() == 0 {

@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, the parameters that each of them steps, and the order of these steps.
 //!
-//! This module only keeps lists. The settings pass hyperparameters to the kernels, and the assignment passes the lists
-//! to them. A refused value does not replace the old one.
+//! This module only keeps lists. The kernels get hyperparameters from the settings, and the lists from the assignment.
+//! A refused value does not replace the old one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -194,7 +194,7 @@ impl Optimizers {
         })
     }
 
-    /// Removes parameters that are not stepped from all lists. Their states are removed too.
+    /// Removes all optimizers, and thus all states, of every parameter that is not stepped.
     pub(crate) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
             if !is_stepped(param) {
@@ -265,8 +265,8 @@ impl Optimizers {
         constants: StepConstants,
     ) -> Result<Assignment> {
         if self.entries.is_empty() {
-            // Without optimizers, every gradient is averaged. The launch uses no hyperparameters, so any optimizer's
-            // are valid.
+            // Without optimizers, every gradient is averaged. The launch uses no hyperparameters, so it may be given
+            // those of any optimizer.
             let none = crate::optim::Sgd::default();
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
             return Ok(Assignment::new(layout, plan, constants, [(&none as &dyn Optimizer, hyper)], |_| {

@@ -199,8 +199,8 @@ impl<D: Device> Run<D> {
         self.recording.is_some()
     }
 
-    /// Returns what was recorded since the last `take_recording`. After a failure, these are the entries of submitted
-    /// ops.
+    /// Returns what was recorded since the last `take_recording`. After a failure, the list still has all ops that were
+    /// submitted.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;
         recording.ran = self.device.take_timed_ops().unwrap_or_default();

@@ -63,7 +63,7 @@ impl ParamsWritten {
         !self.is_shared || self.is_any
     }
 
-    /// Returns whether ranks must have written the same parameters. Returns false before the first pass, because that
+    /// Returns whether ranks compare which parameters they wrote. Returns false before the first pass, because that
     /// pass broadcasts all parameters of rank 0.
     pub(crate) fn is_compared(&self) -> bool {
         self.is_shared && self.is_any

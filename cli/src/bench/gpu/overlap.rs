@@ -1,7 +1,7 @@
-//! The optimizer time for which a trainer's stream waits on a GPU, and the slowdown of backward by concurrent steps.
+//! On a GPU: the optimizer time for which the trainer's stream waits, and how much concurrent steps slow down backward.
 //!
 //! Kernels simulate backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Each round
-//! compares every mode with the same pass without an optimizer. Recorded passes are not timed.
+//! compares every mode with the same pass without an optimizer. The passes of a trace or a picture are not timed.
 
 use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer, clock_zero};
 use instep::cuda::{Cuda, CudaDevice};
@@ -29,7 +29,7 @@ const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
 const QUICK: LoadSize =
     LoadSize { params: 4, side: 128, depth: 32, activation_bytes: 128 << 10, pacing: PACING };
-/// Number of recorded passes; the last one is drawn.
+/// Number of passes in a trace; the last one is drawn.
 const RECORDED: usize = 4;
 
 /// A device with the loads that run on it.

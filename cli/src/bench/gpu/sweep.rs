@@ -78,15 +78,16 @@ impl Blocks {
     }
 }
 
-/// Returns all steps, by optimizer and precision. Within each precision, sizes ascend, and the bucket of many segments
-/// is last.
+/// Returns the cases of all steps, by optimizer and precision. Within each precision, sizes ascend, and the bucket of
+/// many segments is last.
 pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let mut rules = options.optimizers();
     rules.sort_by_key(|rule| rule.name() != "adamw");
     cases(options, cuda, &rules, Work::Step)
 }
 
-/// Returns all norms in the same order. Their buckets are made for SGD, which has no states that take memory.
+/// Returns the cases of all norms, in the same order. Their buckets are made for SGD, which has no states that take
+/// memory.
 pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let rules = cases::Case::all().into_iter().filter(|rule| rule.name() == "sgd");
     cases(options, cuda, &rules.collect::<Vec<_>>(), Work::Norm)

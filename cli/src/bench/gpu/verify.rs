@@ -178,7 +178,7 @@ fn difference(
 }
 
 /// Returns the ranges to compare: either all elements, or [`TILES`] ranges of one period. The first and the last range
-/// are at the ends. Every other range is at a random place in one of several equal parts between them.
+/// are at the ends. The remaining ranges are between them, each at a random place in one of several equal parts.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);

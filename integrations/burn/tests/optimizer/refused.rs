@@ -1,6 +1,6 @@
 //! Calls that are refused: each error names what is wrong, and the module comes back as it was.
 //!
-//! The same call succeeds once its cause is gone.
+//! The same call succeeds once the cause of the error is gone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,7 +17,7 @@ fn optimizer() -> FusedOptimizer {
     FusedOptimizer::new(Config::new(instep::AdamW::default()).max_norm(1.0)).expect("an optimizer")
 }
 
-/// Expects a refusal, and returns the module, whose bits must be unchanged.
+/// Expects a refusal, and returns the module. Its bits must be unchanged.
 #[track_caller]
 fn refused(
     optimizer: &mut FusedOptimizer,

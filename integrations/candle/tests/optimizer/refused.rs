@@ -1,6 +1,6 @@
 //! Calls that are refused: each error names what is wrong, and nothing has changed.
 //!
-//! The same call succeeds once its cause is gone.
+//! The same call succeeds once the cause of the error is gone.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;

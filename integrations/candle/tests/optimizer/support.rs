@@ -29,7 +29,7 @@ pub(crate) fn bits(vars: &[Var]) -> Vec<Vec<u32>> {
     vars.iter().map(|var| values(var).into_iter().map(f32::to_bits).collect()).collect()
 }
 
-/// Returns these gradients. `None` is a missing one.
+/// Returns a store of these gradients. `None` stands for a missing gradient.
 pub(crate) fn grads(vars: &[Var], grads: &[Option<Vec<f32>>]) -> Result<GradStore> {
     let mut store = Var::zeros(1, DType::F32, &Device::Cpu)?.sum_all()?.backward()?;
     for (var, grad) in vars.iter().zip(grads) {
