@@ -7,7 +7,7 @@ whose mistake is named. The library is not built again: the software GPU makes, 
 mistake in the library would.
 
 A row of SOURCES is a mistake in the library's source: file, text, replacement. It is planted into a copy of the tree
-and needs a build, so only `--sources` runs these.
+and needs a build, so `--sources` runs these.
 """
 
 import argparse, importlib.util, os, re, subprocess, sys

@@ -313,7 +313,7 @@ typedef struct {
   // and norms take a stream in each call, and ignore this stream.
   void *compute_stream;
   // Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
-  // least 36 KiB on average, or enough smaller tiles to move about 224 KiB.
+  // least 38 KiB on average, or enough smaller tiles to move about 224 KiB.
   uint32_t max_blocks;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -1084,7 +1084,7 @@ instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, ins
 // Creates a stepper. `*out_stepper` is written if it succeeds.
 //
 // Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
-// first pass. On a GPU, except with NCCL, all ranks create their steppers at the same point.
+// first pass.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
 // Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or

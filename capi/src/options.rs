@@ -76,7 +76,7 @@ pub struct instep_cuda {
     /// and norms take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
     /// Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
-    /// least 36 KiB on average, or enough smaller tiles to move about 224 KiB.
+    /// least 38 KiB on average, or enough smaller tiles to move about 224 KiB.
     pub max_blocks: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,

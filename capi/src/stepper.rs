@@ -58,7 +58,7 @@ pub(crate) use on_any;
 /// Creates a stepper. `*out_stepper` is written if it succeeds.
 ///
 /// Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
-/// first pass. On a GPU, except with NCCL, all ranks create their steppers at the same point.
+/// first pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,

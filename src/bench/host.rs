@@ -90,7 +90,7 @@ impl Launcher {
     /// Returns the elements of `memory` in all buckets, padding included.
     ///
     /// # Panics
-    /// If the optimizer has no such state, or `memory` holds no elements.
+    /// If the optimizer has no such state, `memory` holds no elements, or its elements are not f32.
     pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
         assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");

@@ -180,7 +180,8 @@ impl BucketStep {
     ///
     /// # Errors
     /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, or if the bucket was not added to
-    /// it. `Order` also if the bucket was stepped after it was added, with this norm or without.
+    /// it. After this norm's sum was taken, a bucket that was added to another norm is accepted. `Order` also if the
+    /// bucket was stepped after it was added, with this norm or without.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;

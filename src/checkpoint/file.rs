@@ -42,7 +42,7 @@ impl Disk for System {
 ///
 /// # Errors
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses a call, and the errors of `write`.
-/// After these errors the old file is unchanged. Only if flushing the folder failed, the new file is already in its
+/// After these errors the old file is unchanged. If flushing the folder failed, however, the new file is already in its
 /// place.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))

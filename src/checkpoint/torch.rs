@@ -19,7 +19,7 @@ use crate::stepper::Stepper;
 /// The only state that torch keeps without a step count.
 const MOMENTUM: &str = "momentum_buffer";
 
-/// Finds an optimizer or parameter by name or number.
+/// Finds a parameter by name or number.
 struct Names<'a> {
     layout: &'a Layout,
     by_number: Vec<ParamId>,

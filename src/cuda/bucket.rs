@@ -38,8 +38,8 @@ pub(crate) struct Bucket {
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that a call adds to a launch: the tensors' addresses, and either the address of another control block
-/// or the results of a Begin on the host.
+/// The arguments that a call adds to a launch: the tensors' addresses and, if needed, the address of another control
+/// block or the results of a Begin on the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],

@@ -1,6 +1,6 @@
 //! A control block on a GPU that belongs to no bucket: norms of several buckets add to it, and their steps read it.
 //!
-//! Each call names its stream. The work of a call waits for the work of the previous call (`any_stream.rs`).
+//! A call may name any stream. The work of a call waits for the work of the previous call (`any_stream.rs`).
 #![allow(unsafe_code)]
 
 use std::ptr;

@@ -78,7 +78,7 @@ pub(super) fn device_count() -> Result<u32> {
 ///
 /// # Errors
 /// Errors as for [`device_count`]. `Unsupported` if there is no such device, or if the device has no stream-ordered
-/// memory. `Device` if the driver refuses the context.
+/// memory or no unified addressing. `Device` if the driver refuses the context.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let count = device_count()?;
     if ordinal >= count {

@@ -223,8 +223,9 @@ impl StepCount {
     /// Returns the progress with this count. `carries` says whether the optimizers carry a number.
     ///
     /// # Errors
-    /// `Config` for a count of 2^63 or more, or for a count above 0 without the carried number. `Config` for a number
-    /// that is not a product of that many momenta.
+    /// `Config` for a count of 2^63 or more. If the optimizers carry a number, `Config` for a count above 0 without the
+    /// number, or for a number that is not a product of that many momenta. If the optimizers carry none, `Config` for a
+    /// number other than 1.
     pub(crate) fn progress(self, carries: bool) -> Result<Progress> {
         let StepCount { count, carried } = self;
         if count >= StepCount::END {

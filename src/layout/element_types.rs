@@ -25,12 +25,14 @@ pub enum Master {
     /// The value is stored as a separate f32 weight, 4 bytes per element. The parameter is this weight rounded to
     /// nearest even.
     F32 = INSTEP_MASTER_F32,
-    /// The low bits are stored as the lower 16 bits of an f32, 2 bytes per element. The upper 16 bits of this f32 are
-    /// the bf16 parameter. Master values have the same bits as with [`F32`](Self::F32). The parameter is the master
-    /// value rounded to the nearest, ties away from zero.
+    /// The parameter is a master value rounded to the nearest bf16, ties away from zero. Master values have the same
+    /// bits as with [`F32`](Self::F32). The low bits are stored as a remainder:
+    /// `bits(master) - (bits(parameter) << 16)`. The remainder is a signed number of 16 bits (two's complement), 2
+    /// bytes per element. If the parameter was rounded away from zero, the remainder is negative, and the upper 16 bits
+    /// of the master value are not the parameter.
     Remainder16 = INSTEP_MASTER_REMAINDER16,
-    /// The 8 bits after those of the bf16 parameter are stored, 1 byte per element. Parameter and stored bits together
-    /// are a weight with a 15-bit fraction.
+    /// As [`Remainder16`](Self::Remainder16), but each master value is first rounded to a fraction of 15 bits. The
+    /// lower 8 bits of its remainder are then zeros, and only the upper 8 bits are stored, 1 byte per element.
     Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 

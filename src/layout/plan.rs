@@ -142,7 +142,9 @@ impl Plan {
         }
     }
 
-    /// Returns the number of elements of the arenas of parameters and of each state, padding included.
+    /// Returns the number of elements of the parameters' arena, padding included. Unless the plan is
+    /// [sharded](Self::sharded), each state's arena has as many elements. The states of a sharded plan have only the
+    /// elements of this rank's shards.
     pub fn arena_len(&self) -> u64 {
         self.len
     }

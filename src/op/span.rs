@@ -262,7 +262,7 @@ impl Span {
         Span { start: self.start + offset, end: self.end + offset, ..self }
     }
 
-    /// All hyperparameters and actions.
+    /// All hyperparameters, learning-rate multipliers and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
     /// Returns the element type of a collective. For an all-gather, this is the destination's type, because the sources

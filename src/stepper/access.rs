@@ -90,9 +90,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Lets the closure `write` change each parameter. The closure is called once per parameter, in registration order,
-    /// with the parameter's name and its values as f32. The next pass broadcasts rank 0's parameters. All ranks must
-    /// write the same parameters, as with [`Stepper::write`](Self::write). If the master is [sharded](crate::Strategy),
-    /// the closure gets the rounded parameter instead of the master.
+    /// with the parameter's name and its values as f32. If parameters are not sharded, the next pass broadcasts those of
+    /// rank 0. All ranks must write the same parameters, as with [`Stepper::write`](Self::write). If the master is
+    /// [sharded](crate::Strategy), the closure gets the rounded parameter instead of the master.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) all ranks must make this call together,
@@ -100,7 +100,9 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), `Mismatch` or
-    /// `Deadline` if a rank does not take part. The next collective returns `Mismatch` if ranks wrote different values.
+    /// `Deadline` if a rank does not take part. If parameters are sharded, or have masters that are sharded or
+    /// [offloaded](crate::StepperBuilder::offload), ranks compare the written values. The next collective returns
+    /// `Mismatch` if these values differ.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();

@@ -25,8 +25,9 @@ impl StepperBuilder<'_> {
     /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
     /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in a callback of the driver and must make no
     /// CUDA call. The tensors of a [`grad_scaler`](Self::grad_scaler) must lie in the host's memory. Collectives must
-    /// also accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper
-    /// waits for running steps.
+    /// also accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). Once a graph has
+    /// captured a communicator's collectives, NCCL also runs its network operations in such callbacks, so a step on the
+    /// host may delay collectives between machines. Dropping a stepper waits for running steps.
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
     /// whether an entry of [`Stepper::memory`] is in the host's memory. The host device has only the host's memory.

@@ -93,8 +93,8 @@ impl<D: Device> Stepper<D> {
     /// Hands over a parameter. The call says that you have written its gradient and finished one use of the parameter.
     /// A bucket is reduced once all its parameters are handed over. With several ranks, all earlier buckets must be
     /// handed over too. The mode decides when the bucket is stepped. With sums [by the caller](crate::Sums::by_caller),
-    /// this call also says that the sum of the gradient is complete. On a GPU, pass an event to `bucket_ready_after`
-    /// instead.
+    /// this call also says that the sum of the gradient is complete. On a GPU, such a sum needs an event, so call
+    /// `bucket_ready_after` instead of `grad_ready`.
     ///
     /// # Ordering
     /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
@@ -162,15 +162,16 @@ impl<D: Device> Stepper<D> {
     /// Hands over a bucket: all uses of each parameter that is neither frozen nor [unused](Self::set_unused). Every
     /// gradient that is handed over must have been written, no matter which option of [`Unused`](crate::Unused) is set.
     /// To leave a gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
-    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU, pass an event
-    /// to `bucket_ready_after` instead.
+    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU, such a sum
+    /// needs an event, so call `bucket_ready_after` instead of `bucket_ready`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
     ///
     /// # Errors
     /// `Order` if no pass is open. `Order` if one of these parameters was already handed over, or if its gradient was
-    /// not written. `Layout` if there is no such bucket. A refused call launches nothing.
+    /// not written. `Order` on a GPU if the caller sums the bucket, because this call names no event. `Layout` if there
+    /// is no such bucket. A refused call launches nothing.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.run.get_mut().schedule.require_open()?;

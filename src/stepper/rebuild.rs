@@ -57,10 +57,11 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps, and for rank 0.
     ///
     /// # Errors
-    /// `Unsupported` if the caller sums the buckets, or owns them (use [`rebind`](Self::rebind)). `Order` inside a
-    /// pass. `Poisoned` after a failure. If the new buckets cannot be built, for example for lack of memory, the
-    /// stepper keeps its old buckets. If only some ranks keep their old buckets, the next collective that [compares
-    /// calls](Self::set_lr) returns `Mismatch`.
+    /// `Unsupported` if the stepper is [sharded](crate::Strategy) or [offloaded](crate::StepperBuilder::offload), or if
+    /// the caller sums the buckets or owns them (use [`rebind`](Self::rebind)). `Order` inside a pass. `Poisoned` after
+    /// a failure. If the new buckets cannot be built, for example for lack of memory, the stepper keeps its old
+    /// buckets. If only some ranks keep their old buckets, the next collective that [compares calls](Self::set_lr)
+    /// returns `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -106,9 +107,13 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Unsupported` if an optimizer of your own cannot reach the tensors. `Config` for hyperparameters out of range or
-    /// a parameter that is named twice. `Layout` if an id is of another layout. `Order` inside a pass. `Poisoned` after
-    /// a failure. After each of these errors the stepper is unchanged.
+    /// `Unsupported` if the stepper is [sharded](crate::Strategy) or [offloaded](crate::StepperBuilder::offload), or if
+    /// an optimizer of your own cannot reach the tensors or step their element types. `Config` for hyperparameters out
+    /// of range, for a parameter that is named twice, or for a parameter with the action
+    /// [`Leave`](SegmentAction::Leave). `Config` if the optimizer carries a product of momenta
+    /// ([`NAdam`](crate::NAdam)), and a parameter that had no optimizer has a step count above 0. `Layout` if an id is
+    /// of another layout. `Order` inside a pass. `Poisoned` after a failure. After each of these errors the stepper is
+    /// unchanged.
     pub fn add_optimizer_for(
         &mut self,
         params: &[ParamId],

@@ -100,7 +100,7 @@ impl Nccl {
     /// rank fails or is lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it.
     /// No rank waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
     ///
-    /// This call uses only the device, the deadline and the ledger of the options.
+    /// This call uses only the device, the deadline, the ledger and the CTAs of the options.
     ///
     /// # Ordering
     /// Returns once all ranks have joined. After that, only this group may use `host`.

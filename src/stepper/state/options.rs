@@ -21,9 +21,9 @@ pub enum Strategy {
     /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together. To
     /// write one, all ranks call [`write`](crate::Stepper::write). [`shard_size`](crate::StepperBuilder::shard_size)
     /// divides the ranks into groups. If parameters have [masters](crate::Master), every rank must write the same
-    /// values to the same parameters. This strategy refuses optimizers of your own
-    /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
-    /// [know](crate::Collective::knows) its calls.
+    /// values to the same parameters. Ranks compare these values, and the next collective returns `Mismatch` if they
+    /// differ. This strategy refuses optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged
+    /// gradients, borrowed memory, and collectives that do not [know](crate::Collective::knows) its calls.
     ///
     /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards. Several GPUs have
     /// not done this yet.
@@ -34,8 +34,8 @@ pub enum Strategy {
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
     /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full. All ranks must make these calls
     /// in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards. The launch of the bucket
-    /// and the end of the pass free them too. Every rank must write the same values to the same parameters. This
-    /// strategy also refuses uneven inputs.
+    /// and the end of the pass free them too. Every rank must write the same values to the same parameters, with or
+    /// without masters, and ranks compare the values. This strategy also refuses uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
