@@ -40,6 +40,7 @@ from .optimizer import FusedOptimizer
 
 Number = Union[float, Tensor]
 Pair = tuple[float, float]
+Triple = tuple[float, float, float]
 
 
 class Named(FusedOptimizer):
@@ -55,6 +56,23 @@ class Named(FusedOptimizer):
 
 '''
 
+NOTES = {
+    "ademamix": "The authors' code has ``betas`` of three numbers instead of ``beta3``, and its default of ``alpha`` is 2. "
+    "Here ``betas`` may have three numbers too. Arguments after ``betas`` are in another order, so give them by name. For a "
+    "warmup, set ``alpha`` and ``beta3`` in ``param_groups`` before each step.",
+}
+"""Further sentences for the docstring of a class, by the optimizer's key."""
+FIRST_LINES = {
+    "ademamix": [
+        "if isinstance(betas, (tuple, list)) and len(betas) == 3:",
+        f"    if beta3 != {OPTIMIZERS['ademamix'].defaults['beta3']!r}:",
+        '        raise TypeError(f"beta3 = {beta3!r}: betas has three numbers; leave beta3 out, and give alpha by name")',
+        "    beta3, betas = betas[2], betas[:2]",
+    ]
+}
+"""The first lines of a constructor, by the optimizer's key."""
+
+
 def typed(name, default):
     """The annotation of a hyperparameter, and its default."""
     if isinstance(default, bool):
@@ -64,12 +82,14 @@ def typed(name, default):
     return f"{'Number' if name in ('lr', 'weight_decay') else 'float'} = {float(default)!r}"
 
 
-def arguments_of(descriptor):
+def arguments_of(key, descriptor):
     """The positional arguments after `params`, and the others, each with its annotation and default."""
     torchs = getattr(torch.optim, descriptor.name, None)
     positional, others = {}, {}
     if torchs is None:
         positional = {name: typed(name, default) for name, default in descriptor.defaults.items() if name != "maximize"}
+        if key == "ademamix":
+            positional["betas"] = positional["betas"].replace("Pair", "Union[Pair, Triple]")
         others = {"maximize": typed("maximize", False)} if "maximize" in descriptor.defaults else {}
     else:
         for name, given in list(inspect.signature(torchs).parameters.items())[1:]:
@@ -81,7 +101,7 @@ def arguments_of(descriptor):
 
 def class_of(key, descriptor):
     torchs = getattr(torch.optim, descriptor.name, None)
-    positional, others, missing = arguments_of(descriptor)
+    positional, others, missing = arguments_of(key, descriptor)
     bases = f"Named, torch.optim.{descriptor.name}" if torchs else "Named"
     like = f"Behaves as ``torch.optim.{descriptor.name}``" if torchs else "Follows the publication"
     keywords = {**others, **{name: RUNNING[name] for name in missing}, **OWN}
@@ -93,6 +113,7 @@ def class_of(key, descriptor):
         f'    """{descriptor.name} in one fused launch.',
         "",
         f"    {like}. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.",
+        *(["", wrapped(NOTES[key], 4)] if key in NOTES else []),
         "",
         wrapped(f"Source: {descriptor.source}", 4),
         '    """',
@@ -102,6 +123,7 @@ def class_of(key, descriptor):
         "    def __init__(",
         wrapped(", ".join(["self, params: Iterable[Any]", *taken]) + ",", 8),
         "    ) -> None:",
+        *(f"        {line}" for line in FIRST_LINES.get(key, [])),
         "        hyper: dict[str, Any] = {",
         wrapped(", ".join(handed) + ",", 12),
         "        }",

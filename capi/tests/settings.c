@@ -142,6 +142,46 @@ static void clips_of_groups(void) {
     OK(instep_layout_free(layout));
 }
 
+/* One gradient that is not finite skips the steps of all groups, whichever group has it and however it is clipped. */
+static void skips_of_groups(void) {
+    instep_layout* layout = layout_of("a", 1);
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b", .group = "alone"}, NULL));
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "c", .group = "free"}, NULL));
+    instep_group groups[] = {{.name = "alone", .clip = INSTEP_GROUP_CLIP_ALONE, .max_norm = 2},
+                             {.name = "free", .clip = INSTEP_GROUP_CLIP_NONE}};
+    instep_stepper_options options = {
+        .size = sizeof options,
+        .layout = layout,
+        .optimizer = &sgd,
+        .groups = groups,
+        .group_count = 2,
+        .mode = INSTEP_MODE_NORMED,
+        .clip = INSTEP_CLIP_GLOBAL,
+        .max_norm = 1,
+        .skip_nonfinite = 1,
+        .bucket_cap_bytes = 4,
+        .threads = 1,
+    };
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    const float infinity = 1e30f * 1e30f, wrong[] = {infinity, -infinity, infinity - infinity};
+    for (uint32_t spoiled = 0; spoiled < 3; ++spoiled) {
+        OK(instep_stepper_begin(stepper, 1));
+        for (uint32_t param = 0; param < 3; ++param) write_grad(stepper, param, param == spoiled ? wrong[spoiled] : 8);
+        OK(instep_stepper_finish(stepper));
+        instep_pass_status status = {.size = sizeof status};
+        OK(instep_stepper_status(stepper, 1, &status));
+        CHECK(status.is_skipped && status.first_nonfinite_bucket >= 0);
+        for (uint32_t param = 0; param < 3; ++param) CHECK(read(stepper, INSTEP_PARAM, param, NULL) == 0);
+    }
+    OK(instep_stepper_begin(stepper, 1));
+    for (uint32_t param = 0; param < 3; ++param) write_grad(stepper, param, 8);
+    OK(instep_stepper_finish(stepper));
+    for (uint32_t param = 0; param < 3; ++param) CHECK(read(stepper, INSTEP_PARAM, param, NULL) < -0.99f);
+    OK(instep_stepper_free(stepper));
+    OK(instep_layout_free(layout));
+}
+
 static void status_and_loss_scale(void) {
     instep_layout* layout = layout_of("w", 1);
     instep_loss_scaler scaler = {.size = sizeof scaler, .initial_scale = 8};
@@ -406,6 +446,7 @@ int main(int count, char** arguments) {
     rows_of_shards();
     between_passes(path);
     clips_of_groups();
+    skips_of_groups();
     status_and_loss_scale();
     abandoned_passes();
     return 0;

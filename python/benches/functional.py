@@ -118,7 +118,7 @@ def main() -> None:
                     if kind in only:
                         measure(threads, count, elements, arguments.rounds, of_kind(count, elements))
         if "construction" in only:
-            for name in ("AdamW", "Adam", "SGD", "AdamW8bit"):
+            for name in ("AdamW", "Adam", "SGD", "Adagrad", "AdamW8bit"):
                 measure(threads, 2000, 16, arguments.rounds, constructors(2000, 16, name))
 
 

@@ -16,8 +16,8 @@ __version__: str = _native.VERSION
 __all__ = ["Descriptor", "GPU_ARCHITECTURES", "OPTIMIZERS", "__version__"]
 
 GPU_ARCHITECTURES: tuple[str, ...] = _native.GPU_ARCHITECTURES
-"""The GPUs that this package has kernels for, such as ``"sm_90"``, and last the PTX that a driver compiles for others. Empty
-in a package without kernels."""
+"""The GPUs that this package has kernels for, such as ``"sm_90"``. The last entry is the PTX, which a driver compiles
+for other GPUs. Empty in a package without kernels."""
 
 Hyperparameter = Union[float, bool, tuple[float, float]]
 
@@ -42,7 +42,7 @@ class Descriptor:
     needs_float32_states: Union[str, None]
     """The hyperparameter that requires float32 states if it is on."""
     scales_by_norms: bool
-    """Whether norms of the whole parameter scale the parameter's change."""
+    """Whether the parameter's change is scaled by norms of the whole parameter."""
     source: str
     """The publication of the algorithm."""
 

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ class Op:
 
     Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
     float32, bfloat16 or float16, and states float32 or bfloat16. Other functions, such as those of ZenFlow, come from
-    DeepSpeed's own op, which DeepSpeed compiles at their first use.
+    DeepSpeed's own op, which DeepSpeed compiles at the first use of one of them. That op then knows the same optimizers.
     """
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
-        self._created: dict[int, str] = {}
+        self._own: Any = None
+        self._created: dict[int, tuple[float, float, float, float, float, bool]] = {}
 
     def create_adam(
         self,
@@ -43,15 +45,19 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Stores only whether weight decay is decoupled, because each step gets all numbers as arguments."""
-        self._created[optimizer_id] = "adamw" if adamw_mode else "adam"
+        """Makes an optimizer. A step takes only its ``adamw_mode``, because each step gets all numbers as arguments."""
+        self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode
+        if self._own is not None:
+            self._own.create_adam(optimizer_id, *self._created[optimizer_id], False)
         if should_log:
-            print(f"instep: CPU Adam #{optimizer_id}, {self._created[optimizer_id]}")
+            print(f"instep: CPU Adam #{optimizer_id}, {self._rule(optimizer_id)}")
         return 0
 
     def destroy_adam(self, optimizer_id: int) -> int:
         """Forgets an optimizer, if it is known."""
         self._created.pop(optimizer_id, None)
+        if self._own is not None:
+            self._own.destroy_adam(optimizer_id)
         return 0
 
     def adam_update(
@@ -74,12 +80,50 @@ class Op:
         If a tensor or a number does not fit, raises ``ValueError`` or ``NotImplementedError`` before anything is written. The
         error names the tensor or number as in ``instep.torch.functional``.
         """
+        numbers = lr, (beta1, beta2), eps, weight_decay, False, False
+        lists = [params], [grads], None, [exp_avg], [exp_avg_sq]
+        return self._update(optimizer_id, step, bias_correction, numbers, lists)
+
+    def adam_update_multi(
+        self,
+        optimizer_id: int,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        weight_decay: float,
+        bias_correction: bool,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
+        stale_params: Sequence[Tensor],
+        parallel: bool = True,
+    ) -> int:
+        """Makes one update of each parameter, and copies the new values into ``stale_params``, which may be empty.
+
+        Errors are raised as for `adam_update`. With ``parallel=False``, the step runs on the calling thread.
+        """
+        numbers = lr, (beta1, beta2), epsilon, weight_decay, False, False
+        lists = params, grads, stale_params or None, exp_avgs, exp_avg_sqs
+        return self._update(optimizer_id, step, bias_correction, numbers, lists, None if parallel else 1)
+
+    def _update(
+        self,
+        optimizer_id: int,
+        step: int,
+        bias_correction: bool,
+        numbers: tuple[Any, ...],
+        lists: tuple[Any, ...],
+        threads: Optional[int] = None,
+    ) -> int:
         rule = self._rule(optimizer_id)
         if step < 1:
             raise ValueError(f"step = {step}: out of range; use 1 for the first update")
-        count = torch.tensor(float(step - 1) if bias_correction else UNCORRECTED)
-        lists = ([params], [grads], [count], None, None, [exp_avg], [exp_avg_sq], None)
-        RULES[rule].native.step(lists, (lr, (beta1, beta2), eps, weight_decay, False, False), 1.0, None)
+        params, grads, copies, exp_avgs, exp_avg_sqs = lists
+        counts = [torch.tensor(float(step - 1) if bias_correction else UNCORRECTED) for _ in params]
+        RULES[rule].native.step((params, grads, counts, copies, None, exp_avgs, exp_avg_sqs, None), numbers, 1.0, threads)
         return 0
 
     @torch.no_grad()
@@ -125,18 +169,28 @@ class Op:
     def _rule(self, optimizer_id: int) -> str:
         if optimizer_id not in self._created:
             raise ValueError(f"optimizer {optimizer_id}: not created; call create_adam first")
-        return self._created[optimizer_id]
+        return "adamw" if self._created[optimizer_id][-1] else "adam"
 
     def __getattr__(self, name: str) -> Any:
         """Returns any other name from DeepSpeed's own op."""
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        loaded = self._builder._loaded_ops
-        del loaded[self._builder.NAME]
-        try:
-            return getattr(self._builder().load(), name)
-        finally:
-            loaded[self._builder.NAME] = self
+        return getattr(self._load_own(), name)
+
+    def _load_own(self) -> Any:
+        """Returns DeepSpeed's own op. The first call loads it, because each load may run a compiler."""
+        if self._own is None:
+            loaded = self._builder._loaded_ops
+            loaded.pop(self._builder.NAME, None)
+            try:
+                own = self._builder().load()
+            finally:
+                loaded[self._builder.NAME] = self
+            # Its functions look optimizers up by id, and crash at an id that it does not know.
+            for optimizer_id, arguments in self._created.items():
+                own.create_adam(optimizer_id, *arguments, False)
+            self._own = own
+        return self._own
 
 
 def install() -> Op:

@@ -118,6 +118,36 @@ def test_a_checkpoint_does_not_change_who_is_clipped():
         other.step()
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("limits", [(1.0, 2.0), (1.0, None), (1.0, {})], ids=str)
+def test_under_a_scaler_one_gradient_that_is_not_finite_skips_the_steps_of_all_groups(limits, is_fused):
+    """With ``fused=True``, the scaler leaves the decision to the step, which gets the scale and ``found_inf``."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in limits]
+    groups = [{"params": [p], **({"max_norm": limit} if limit != {} else {})} for p, limit in zip(params, limits)]
+    optimizer = AdamW(groups, lr=0.1, max_norm=3.0, fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for spoiled, wrong in ((0, torch.inf), (1, torch.nan), (None, 0.0)):
+        factors = [wrong if place == spoiled else 1.0 for place in range(2)]
+        scaler.scale(sum(param.sum() * factor for param, factor in zip(params, factors))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        is_same = [torch.equal(param, torch.ones(3)) for param in params]
+        assert all(is_same) if spoiled is not None else not any(is_same), (spoiled, params)
+    assert scaler.get_scale() == 2.0 and all(state["step"] == 1 for state in optimizer.state.values())
+
+
+def test_without_a_scaler_an_infinite_gradient_spoils_only_groups_that_are_clipped_with_it():
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = AdamW([{"params": [param], "max_norm": 1.0} for param in params], lr=0.1)
+    params[0].grad, params[1].grad = torch.full((3,), torch.inf), torch.ones(3)
+    optimizer.step()
+    assert params[0].isnan().all()
+    assert params[1].isfinite().all() and not torch.equal(params[1], torch.ones(3))
+    with pytest.raises(TypeError, match="skip_nonfinite"):
+        FusedOptimizer(params, skip_nonfinite=True)
+
+
 def test_one_parameters_optimizer_refuses_it():
     param = torch.nn.Parameter(torch.ones(3))
     apply_optimizer_in_backward("sgd", [param], {"lr": 0.1})

@@ -130,18 +130,29 @@ def test_a_parameter_without_a_gradient_is_passed_over():
     assert torch.equal(lists[0][2], whole[0][2]) and lists[4] == [2, 2, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("list_", range(4))
-def test_a_tensor_whose_memory_has_moved_is_found_where_it_is(list_):
-    lists, still = adamw_lists(), adamw_lists()
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("key, name", [(key, name) for key in ("adamw", "nadam") for name in RULES[key].lists if name])
+def test_a_tensor_whose_memory_has_moved_is_found_where_it_is(key, name, has_table, monkeypatch):
+    if not has_table:
+        without_exchange(monkeypatch, key)
+    hyper, function = {**OPTIMIZERS[key].defaults, "amsgrad": True}, getattr(functional, f"{key}_")
+    changed = {name: value for name, value in hyper.items() if name in OPTIMIZERS[key].defaults}
+
+    def all_lists():
+        params = made(0)
+        lists = {"params": params, "grads": made(1), **states_of(key, changed, params), "state_steps": steps(len(params))}
+        return {**lists, "copies": made(2, (torch.bfloat16,))}
+
+    lists, still = all_lists(), all_lists()
     kept = []
     for step in range(3):
-        for tensor in lists[list_]:
+        for tensor in lists[name]:
             kept.append(tensor.data)
             tensor.data = tensor.data.clone()
             kept[-1].fill_(math.nan)
-        functional.adamw_(*lists, **ADAMW)
-        functional.adamw_(*still, **ADAMW)
-    assert all(torch.equal(a, b) for one, other in zip(lists, still) for a, b in zip(one, other))
+        for each in (lists, still):
+            function(**each, **parts_of(key, changed))
+    assert all(torch.equal(a, b) for one, other in zip(lists.values(), still.values()) for a, b in zip(one, other))
     assert all(old.isnan().all() for old in kept)
 
 
@@ -229,14 +240,14 @@ def test_no_tensor_at_all_is_no_step():
     assert functional.norm_([]) == 0.0 and functional.clip_([None], 1.0) == (0.0, 1.0)
 
 
-def without_exchange(monkeypatch):
+def without_exchange(monkeypatch, key="adamw"):
     """Reads tensors as with a torch that lacks DLPack's table."""
     from instep.torch._threads import openmp
 
     torchs = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
-    own = _native.Lists("adamw", torch.Tensor, torch.nn.Parameter, None, torchs)
-    monkeypatch.setattr(functional, "_adamw", own.step)
-    monkeypatch.setattr(RULES["adamw"], "native", own)
+    own = _native.Lists(key, torch.Tensor, torch.nn.Parameter, None, torchs)
+    monkeypatch.setattr(functional, f"_{key}", own.step)
+    monkeypatch.setattr(RULES[key], "native", own)
 
 
 def test_tensors_are_read_alike_without_dlpacks_table(monkeypatch):

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import io
 import pathlib
+import sys
 import warnings
 
 import pytest
@@ -98,17 +99,56 @@ def test_what_is_torchs_own_is_refused_by_name(key):
     CLASSES[key](params(), foreach=True, fused=False, capturable=False, differentiable=False)
 
 
-def test_a_learning_rate_may_be_a_tensor_and_a_scheduler_moves_it():
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("key", NAMES)
+def test_a_learning_rate_may_be_a_tensor_and_a_scheduler_moves_it(key, shape, foreach):
     (one,), (other,) = params(1), params(1)
-    ours, torchs = AdamW([one], torch.tensor(0.1)), torch.optim.AdamW([other], torch.tensor(0.1))
+    rate = torch.full(shape, 0.25)
+    ours, plain = CLASSES[key]([one], rate, foreach=foreach), CLASSES[key]([other], 0.25)
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (ours, plain)]
+    for step in range(3):
+        for param, optimizer, schedule in zip((one, other), (ours, plain), schedules):
+            set_grads([param], step)
+            optimizer.step()
+            schedule.step()
+        assert torch.equal(one, other)
+    assert ours.param_groups[0]["lr"] is rate and rate == 0.25 / 8
+    with pytest.raises(ValueError, match=r"lr of \(2,\)"):
+        CLASSES[key](params(1), torch.ones(2))
+
+
+@pytest.mark.parametrize("key", [key for key in NAMES if hasattr(torch.optim, OPTIMIZERS[key].name)])
+def test_a_learning_rate_in_a_tensor_steps_as_torchs_does(key):
+    (one,), (other,) = params(1), params(1)
+    ours = CLASSES[key]([one], torch.tensor(0.1))
+    torchs = getattr(torch.optim, OPTIMIZERS[key].name)([other], torch.tensor(0.1))
     schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (ours, torchs)]
     for step in range(3):
         for param, optimizer, schedule in zip((one, other), (ours, torchs), schedules):
             set_grads([param], step)
             optimizer.step()
             schedule.step()
-    assert isinstance(ours.param_groups[0]["lr"], torch.Tensor)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_ademamix_takes_the_three_betas_of_its_authors_code():
+    both = []
+    for settings in ({"betas": (0.8, 0.9, 0.99)}, {"betas": [0.8, 0.9, 0.99]}, {"betas": (0.8, 0.9), "beta3": 0.99}):
+        some = params(1)
+        optimizer = CLASSES["ademamix"](some, 0.1, alpha=2.0, **settings)
+        assert optimizer.param_groups[0]["beta3"] == 0.99 and list(optimizer.param_groups[0]["betas"]) == [0.8, 0.9]
+        for step in range(3):
+            set_grads(some, step)
+            optimizer.step()
+        both.append(some[0])
+    assert torch.equal(both[0], both[1]) and torch.equal(both[0], both[2])
+    # The fourth argument of the authors' code is alpha.
+    with pytest.raises(TypeError, match="beta3 = 2.0: betas has three numbers"):
+        CLASSES["ademamix"](params(1), 0.1, (0.8, 0.9, 0.99), 2.0)
+    for wrong in (0.9, (0.9,), (0.9, 0.9, 0.9, 0.9)):
+        with pytest.raises(ValueError, match="betas = .*: not 2 numbers"):
+            CLASSES["ademamix"](params(1), betas=wrong)
 
 
 def test_a_wrapper_takes_a_class_for_its_key():
@@ -132,11 +172,37 @@ def test_eight_bits_are_of_parameters_that_are_large_enough():
 
 
 @pytest.mark.parametrize(
-    "option", [{"optim_bits": 8}, {"args": {}}, {"percentile_clipping": 5}, {"block_wise": False}, {"is_paged": True}]
+    "option",
+    [
+        {"amsgrad": True},
+        {"optim_bits": 8},
+        {"args": {}},
+        {"percentile_clipping": 5},
+        {"block_wise": False},
+        {"is_paged": True},
+    ],
 )
 def test_other_options_of_bitsandbytes_are_refused_by_name(option):
     with pytest.raises(NotImplementedError, match=next(iter(option))):
         AdamW8bit(params(), **option)
+
+
+def test_arguments_of_8_bits_come_in_the_order_of_bitsandbytes():
+    """The order of bitsandbytes 0.50. Earlier versions had two further options before the last one."""
+    optimizer = AdamW8bit(params(1), 0.5, (0.8, 0.9), 1e-6, 0.25, False, 32, None, 100, False)
+    [group] = optimizer.param_groups
+    assert [group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")] == [0.5, (0.8, 0.9), 1e-6, 0.25, False]
+    AdamW8bit(params(1), percentile_clipping=100, block_wise=True)
+    with pytest.raises(TypeError, match="positional"):
+        AdamW8bit(params(1), 0.5, (0.8, 0.9), 1e-6, 0.25, False, 32, None, 100, 100, True)
+
+
+def test_a_state_of_bitsandbytes_is_refused():
+    optimizer = AdamW8bit(params(1))
+    state = {"step": 2, "state1": torch.zeros(300), "state2": torch.zeros(300)}
+    for values in (state, {"step": 2, "__bnb_optimizer_quant_state__": {"state1": torch.zeros(300, dtype=torch.uint8)}}):
+        with pytest.raises(ValueError, match="has step, but no exp_avg, exp_avg_sq"):
+            optimizer.load_state_dict({"state": {0: values}, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def test_a_class_with_options_of_its_own_is_refused_where_a_key_is_meant():
@@ -159,6 +225,46 @@ def test_a_constructor_leaves_to_the_first_step_what_only_a_step_needs(key):
         set_grads([own], 1)
         one.step()
     assert torch.equal(param, other) and optimizer._engine is not twin._engine
+
+
+def calls_of(make, *args):
+    """The number of calls, of Python's functions and of others, in a second construction."""
+    count = 0
+
+    def counts(_frame, event, _of):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    make(*args)
+    sys.setprofile(counts)
+    try:
+        make(*args)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("key", [key for key in NAMES if hasattr(torch.optim, OPTIMIZERS[key].name)])
+def test_a_constructor_makes_no_more_calls_than_torchs(key):
+    """benches/functional.py times constructors. A count of calls does not depend on the machine's load."""
+    torchs = getattr(torch.optim, OPTIMIZERS[key].name)
+    assert calls_of(CLASSES[key], params(1)) <= calls_of(torchs, params(1))
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_adagrads_constructor_makes_torchs_states(dtype, default):
+    torch.set_default_dtype(default)
+    try:
+        some = [torch.nn.Parameter(param.to(dtype)) for param in params()]
+        groups = [{"params": some[:1]}, {"params": some[1:], "initial_accumulator_value": torch.tensor(0.1)}]
+        ours = CLASSES["adagrad"](groups, initial_accumulator_value=0.1).state_dict()["state"]
+        theirs = torch.optim.Adagrad(some, initial_accumulator_value=0.1).state_dict()["state"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for own, their in zip(ours.values(), theirs.values()):
+        assert list(own) == list(their) == ["step", "sum"]
+        assert all(own[name].dtype == their[name].dtype and torch.equal(own[name], their[name]) for name in own)
 
 
 GIVEN = {

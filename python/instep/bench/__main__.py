@@ -40,7 +40,7 @@ SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """Shows progress on the standard error: one line that is rewritten in a terminal, else a line for every stage."""
+    """Shows progress on the standard error. In a terminal this is one line that is rewritten, else a line per stage."""
 
     def __init__(self, stages: int) -> None:
         self.stages, self.done, self.told = stages, 0, ""
@@ -97,8 +97,8 @@ def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
 def sample(ready: Made, case: Case) -> float:
     """Times a sample. Returns milliseconds per step.
 
-    If the tensors fit in the cache, an untimed step first loads them. Otherwise, the other candidates have evicted
-    them.
+    If the tensors fit in the cache, an untimed step first loads them. If they do not fit, the
+    other candidates have evicted them, and the sample is one step.
     """
     if case.name != "in cache":
         return milliseconds(ready.step)

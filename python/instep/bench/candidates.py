@@ -37,7 +37,7 @@ class Candidate:
     package: str = "torch"
     """The package that has to be installed."""
     copies: bool = False
-    """Whether the step also makes bf16 copies of f32 parameters, as a step on the host for a device does."""
+    """Whether the step also makes bf16 copies of f32 parameters, as the host's step does in offloaded training."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,7 +174,7 @@ class Made:
             self.step()
 
     def values(self) -> list[Tensor]:
-        """The parameters as they are stepped, after the first step."""
+        """The stepped values, after a first step: the masters if the candidate keeps them, else the parameters."""
         if self.candidate.keeps_masters:
             return [self.optimizer.state[param]["master"] for param in self.params]
         return [param.detach() for param in self.params]

@@ -164,8 +164,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The names under which a dict has this arena's tensors at the same address. A watched tensor must also be
-        unwritten.
+        """The names under which ``held`` still has this arena's tensors, at the addresses in their marks. A watched
+        tensor must not have been written since it was marked.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -228,7 +228,7 @@ class Arena:
         return self.hypers[id(self.groups[index])]
 
     def keeps(self, hyper: Hyper) -> bool:
-        """Whether a group with these hyperparameters has these states."""
+        """Whether a group with these hyperparameters has the states that this arena has."""
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:

@@ -61,7 +61,7 @@ class BackwardOptimizer(FusedOptimizer):
                 result = closure()
         # This must not read `state`, which would wait for running steps.
         if not vars(self)["state"] and all(float(group["lr"]) == 0 for group in self.param_groups):
-            # torch.distributed.checkpoint makes such a step so that there are states to load into. It changes nothing.
+            # torch.distributed.checkpoint steps with lr = 0, so that there are states to load into. Nothing changes.
             self._show_all()
             return result
         refuse_scaler(self, self._scaler)

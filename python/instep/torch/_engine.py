@@ -156,7 +156,7 @@ class Engine:
 
     @property
     def holders(self) -> list[Holders]:
-        """The groups of ranks that have the rest of the parameters, in the same order on all ranks."""
+        """The groups of ranks over which parameters are sharded, in the same order on all ranks."""
         return list(dict.fromkeys(arena.holders for arena in self.arenas))
 
     def threads_now(self) -> int:
@@ -250,7 +250,7 @@ class Engine:
             return Prepared(step, bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
-        """Steps batches of different arenas. If no kernel supports a gradient of one batch, none is stepped."""
+        """Steps batches of different arenas. If no kernel supports one of the gradients, no batch is stepped."""
         for batch, prepared in [(batch, self.prepare(batch)) for batch in batches]:
             self._run(batch, prepared, factors)
 

@@ -20,7 +20,7 @@ QUANTUM = 256
 
 LEAST_ROW = 128
 """The shortest row, in elements, for 8-bit states of a parameter that is sharded over ranks. Each row has its own blocks, so
-with shorter rows they would take more memory than they save."""
+8-bit states of shorter rows would take more memory than they save."""
 
 
 class Formats(NamedTuple):

@@ -69,24 +69,25 @@ def kind_of(
 
 
 def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
-    """The states of such a parameter, and their element type."""
+    """The names of the states of a parameter with these formats and hyperparameters, and the states' element type."""
     field = OPTIMIZERS[key].needs_float32_states
     word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
     return kept_states(key, hyper), word
 
 
-def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
-    """The states that begin with the value of a hyperparameter, with the values that torch gives them before a first
-    step. An empty dict if they cannot be made.
+def adagrads_first_state(formats: Formats, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    """The states that torch's Adagrad makes in its constructor, for a group that was checked. An empty dict if they cannot
+    be made.
     """
     if is_lazy(param) or param.is_meta:
         return {}
-    _, word = states_of(key, formats_of(formats, param), param.dtype, hyper)
+    # Only 8-bit states depend on a parameter's size. A program may make an optimizer for each of thousands of parameters.
+    word = (formats_of(formats, param) if formats.states == "8bit" else formats).states_of(param.dtype)
     if word == "8bit":
         return {}
-    name, source = FIRST[key]
-    value = torch.full_like(param, hyper[source], dtype=STATE_TYPES[word], requires_grad=False)
-    return {"step": torch.tensor(0.0), name: value}
+    name, source = FIRST["adagrad"]
+    value = torch.full_like(param, float(group[source]), dtype=STATE_TYPES[word], requires_grad=False)
+    return {"step": torch.zeros(()), name: value}
 
 
 _accepted: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

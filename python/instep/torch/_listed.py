@@ -42,7 +42,7 @@ def _reach(param: Tensor) -> int:
 
 
 def _refuse_overlap(near: Sequence[tuple[int, int, Tensor]]) -> None:
-    """Refuses an overlap among parameters with spans of memory that meet."""
+    """Refuses parameters that have elements in common. The address ranges of the given parameters overlap."""
     if len(near) < 2:
         return
     first = near[0][0]

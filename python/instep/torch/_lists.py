@@ -74,9 +74,9 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
     """Prepares a call of a function of this module, for tensors that keep their addresses.
 
     The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and ``gradient_scale=``,
-    both optional. The result keeps the tensors' memory alive, and each call reads values and counts from this memory. It does
-    not check the tensors again: if a tensor gets another ``data`` or size, prepare the call again. Autograd does not detect
-    that parameters change.
+    both optional. The result keeps the tensors' memory alive, and each call reads values and counts from this memory. A
+    call of the result does not check the tensors again: if a tensor gets another ``data`` or size, prepare again.
+    Autograd does not detect that parameters change.
     """
     rule = RULES.get(function.__name__.removesuffix("_"))
     if rule is None or function.__module__ != "instep.torch.functional":

@@ -83,7 +83,7 @@ class GlobalNorm:
         return Decided(totals)
 
     def _share_nonfinite(self, largest: list[Tensor]) -> None:
-        """Makes a gradient that is infinite or NaN skip the steps of all groups. Finite magnitudes stay in their own norm."""
+        """If any gradient is infinite or NaN, makes all groups skip. Finite magnitudes stay in their own norm."""
         worst = torch.stack(largest).amax(0)
         for own in largest:
             own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))

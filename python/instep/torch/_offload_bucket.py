@@ -1,5 +1,5 @@
-"""Buckets of parameters that are copied to the host, stepped and copied back together. Also the data of a backward
-pass.
+"""Buckets of parameters. A bucket's gradients are copied to the host together, and its parameters are then stepped and
+copied back together. Also the data of a backward pass.
 
 A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. This module neither waits nor copies.
 """

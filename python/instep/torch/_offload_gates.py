@@ -61,7 +61,7 @@ class Gates:
             self.offload.wait()
 
     def note_pass(self, with_gradient: Sequence[Tensor]) -> None:
-        """Finds parameters that were read although their module was not called, after a backward pass."""
+        """After a backward pass, finds the parameters that were read although their module was not called."""
         called, self.called = self.called, set()
         strays = [param for param in with_gradient if id(param) not in called]
         for bucket in (self.offload.place_of[id(param)][0] for param in strays):

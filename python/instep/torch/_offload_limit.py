@@ -1,4 +1,5 @@
-"""A limit on the memory of a simulated device. Each tensor that is made inside the mode counts until it is freed.
+"""A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts until it is
+freed.
 
 The mode counts each storage once, by its bytes. Tensors that other threads make belong to the host.
 """

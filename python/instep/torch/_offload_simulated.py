@@ -1,8 +1,8 @@
 """A simulated device: two memories of the host, and threads instead of streams.
 
 Work and copies end late, in a random order that a seed determines. A gradient is NaN until its work has ended, and the
-target of a copy is NaN until the copy has ended. If the source of a copy was freed before, the target stays NaN. A step
-or a forward pass that runs too early therefore changes bits.
+target of a copy is NaN until the copy has ended. If the source of a copy to the host was freed before the copy, the
+target stays NaN. A step or a forward pass that runs too early therefore changes bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Simulated:
         late: the longest delay, in seconds, of a copy and of the work that writes a gradient. 0 delays nothing.
         bytes_per_second: speed of copies in each direction; None is the speed of memory.
         memory_bytes: the device's memory. Tensors that are made in a ``with`` block of the device lie in this memory.
-        record: a function that gets each event in order, with its pass and bucket.
+        record: a list, to which ``(what, label)`` is appended for each event. Most labels are a pass and a bucket.
 
     """
 

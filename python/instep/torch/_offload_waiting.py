@@ -48,7 +48,7 @@ class Waiting(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients, and sums of them on the host. Zeros are written only after the steps that read the gradients."""
+        """Clears gradients and their sums on the host. Zeros are written only after the steps that read gradients."""
         if self._offload is not None and self._offload.goes_on:
             self._offload.abandon()
         if not set_to_none:

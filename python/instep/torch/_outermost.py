@@ -16,7 +16,7 @@ from torch.autograd import Variable
 
 
 class Outermost:
-    """Calls a function once, at the end of the outermost backward pass in which it was opened."""
+    """Calls a function once, at the end of the outermost backward pass in which `open` was called."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -28,8 +28,8 @@ class Outermost:
         return self._callback is not None and self._callback() is not None
 
     def open(self, *_: Any) -> None:
-        """Opens it in the current backward pass. If it is already open, the current pass runs inside the pass in which
-        it was opened, and this does nothing.
+        """Opens this object in the current backward pass. If the object is already open, the current pass runs inside
+        the pass in which it was opened, and this call does nothing.
         """
         if not self.is_open:
             callback = End(self)

@@ -21,7 +21,7 @@ ATTACHED = "_in_backward_optimizers"
 
 
 class Running(Protocol):
-    """The record of an optimizer that runs inside backward."""
+    """An optimizer that runs inside backward, with the attributes that this module reads."""
 
     param_groups: list[dict[str, Any]]
     _own: set[Tensor]

@@ -1,7 +1,7 @@
 """Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
-A ``DTensor`` names both, while the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at
-the first ``DTensor``, because the import is slow.
+A ``DTensor`` knows its part and these ranks, while the shards of FSDP1 are plain tensors. ``torch.distributed.tensor``
+is imported only at the first ``DTensor``, because the import is slow.
 """
 
 from __future__ import annotations
@@ -72,6 +72,20 @@ def rows_of(param: Tensor) -> Optional[Rows]:
     return Rows(row, offset[0] * row if offset else 0)
 
 
+def has_neighbours(param: Tensor) -> bool:
+    """Whether the rows that a rank has follow each other in the parameter. Rows that FSDP cuts do, also over tensor
+    parallelism.
+    """
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
+    shards = 1  # by the dimensions of the mesh on the right
+    for dim in reversed(range(mesh.ndim)):
+        if getattr(placements[dim], "dim", None) == 0:
+            if getattr(placements[dim], "split_factor", 1) not in (1, shards):
+                return False
+            shards *= mesh.size(dim)
+    return True
+
+
 def formats_of(formats: Formats, param: Tensor) -> Formats:
     """The formats of a parameter. They do not depend on the number of ranks."""
     return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
@@ -123,7 +137,7 @@ def whole(value: Tensor) -> Tensor:
 
 def holders_of(param: Tensor) -> Holders:
     """The ranks that have the shards of a parameter, without the replicas of these ranks."""
-    # With DDP over tensor parallelism, parameters are plain tensors, and this attribute has the original ones.
+    # With DDP over tensor parallelism, parameters are plain tensors, and `_st_info` has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:
         return ()
@@ -147,11 +161,18 @@ def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holde
         raise NotImplementedError(f"parameter of {word}: kernels know no such elements; step it by another optimizer")
     if not holders:
         return
+    formats = formats_of(formats, param)
     has_rows = is_distributed(param) and rows_of(param) is not None and shard.is_contiguous()
-    if formats_of(formats, param).states == "8bit" and not has_rows:
+    if formats.states == "8bit" and not has_rows:
         raise NotImplementedError(
             "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one; cut the "
             "parameter along its first dimension, or use 'float32' or 'bfloat16'"
+        )
+    seed = formats.seed_of(shard.dtype, formats.states_of(shard.dtype))
+    if seed is not None and is_distributed(param) and not has_neighbours(param):
+        raise NotImplementedError(
+            "seed=: this rank holds rows that are not neighbours, and random bits are counted along them; cut the "
+            "parameter by Shard(0), or leave seed out"
         )
     if OPTIMIZERS[key].scales_by_norms:
         raise NotImplementedError(

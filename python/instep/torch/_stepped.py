@@ -85,8 +85,8 @@ class SteppedGradients:
         """Warns if gradients that are about to be cleared have changed since `note`. A gradient that is now None or
         zero does not count as changed.
 
-        A loop may not call ``step``, so only this call can detect the change. It does not raise, because another backward may
-        have written the gradients, for example a backward for the gradient of an input.
+        Some loops never call ``step``, so only this call can detect the change. It does not raise, because another
+        backward may have written the gradients, for example a backward for the gradient of an input.
         """
         if not self._is_unread or self._then is None or self._has_told or self._passes > PASSES_WATCHED:
             return

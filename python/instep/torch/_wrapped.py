@@ -1,4 +1,4 @@
-"""Checks before every forward pass that a wrapper's hooks are still on the model's parameters.
+"""Checks, before every forward pass, that a wrapper's hooks are still on the model's parameters.
 
 A conversion by torch may move a parameter to another tensor, and the wrapper's hooks stay on the old one. A parameter
 that is unfrozen later has no hook. In both cases the parameter would silently not be stepped.
@@ -67,7 +67,7 @@ class Wrapped:
         self._forms = list(map(_form, self.params))
 
     def refuse_converted(self) -> None:
-        """Raises if there are such parameters, because the wrapper cannot follow them."""
+        """Raises if `converted` finds a parameter, because the wrapper's hooks cannot follow it."""
         for name, param in self.converted():
             raise RuntimeError(
                 f"{name}: converted to {param.dtype} on {param.device} after it was wrapped, and the hooks did not follow; "
@@ -84,8 +84,8 @@ class Wrapped:
 
 
 class WrappedByDDP(Wrapped):
-    """The parameters that DDP reduces. DDP's hooks are on the autograd nodes that accumulated the gradients when the model
-    was wrapped.
+    """The parameters that DDP reduces. DDP's hooks are on autograd's accumulation nodes that existed when the model was
+    wrapped.
     """
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
@@ -122,7 +122,7 @@ class WrappedByDDP(Wrapped):
 
 
 def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
-    """Raises if DDP has no hook on a parameter. DDP keeps the nodes that have its hooks alive. Other nodes are freed at
+    """Raises if DDP has no hook on a parameter. DDP keeps alive the nodes that have its hooks. Other nodes are freed at
     once, or with their graph.
     """
     if ddp._use_python_reducer:  # The Python reducer hooks the parameters themselves, which stay.

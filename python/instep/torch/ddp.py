@@ -184,7 +184,7 @@ class DDPOptimizer(BackwardOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds further parameters of the model, which are stepped from the next backward on."""
         super().add_param_group(param_group)
-        if hasattr(self, "_managed"):  # The base class calls it while it builds the optimizer, too.
+        if hasattr(self, "_managed"):  # The base class also calls this method, to build the optimizer.
             self._own.update(self.param_groups[-1]["params"])
             self._stepped.params = list(self._own)
             self._starts.clear()

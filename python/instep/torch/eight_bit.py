@@ -1,6 +1,7 @@
 """AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-Options of bitsandbytes that this library does not implement are refused by name.
+The positional order is that of bitsandbytes 0.50. Options of earlier versions are keywords. Options of bitsandbytes that
+this library does not implement are refused by name.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import torch
 from .named import Named, Number, Pair
 
 OTHERS = {
+    "amsgrad": (False, 'use AdamW(amsgrad=True, states="8bit")'),
     "optim_bits": (32, "states have 8 bits; leave it out"),
     "args": (None, "leave it out"),
+    "is_paged": (False, "states lie where their parameter does; leave it out"),
     "percentile_clipping": (100, "use max_norm="),
     "block_wise": (True, "scales are of blocks; leave it out"),
-    "is_paged": (False, "states lie where their parameter does; leave it out"),
 }
 """Options of bitsandbytes: the only supported value, and what to do instead of giving another value."""
 SUPPORTED = tuple(value for value, _ in OTHERS.values())
@@ -32,7 +34,8 @@ def _refuse_others(given: tuple[Any, ...]) -> None:
 class AdamW8bit(Named, torch.optim.AdamW):
     """AdamW with 8-bit states and the signature of bitsandbytes' class of this name.
 
-    Parameters of fewer than ``min_8bit_size`` elements have float32 states.
+    Parameters of fewer than ``min_8bit_size`` elements have float32 states. The codes of 8-bit states differ from those of
+    bitsandbytes, so neither library can use the other's checkpoints.
     """
 
     key = "adamw"
@@ -48,16 +51,16 @@ class AdamW8bit(Named, torch.optim.AdamW):
         optim_bits: int = 32,
         args: None = None,
         min_8bit_size: int = 4096,
-        percentile_clipping: int = 100,
-        block_wise: bool = True,
         is_paged: bool = False,
         *,
+        percentile_clipping: int = 100,
+        block_wise: bool = True,
         max_norm: Optional[float] = None,
         master: Optional[str] = None,
         seed: Optional[int] = None,
         threads: Optional[int] = None,
     ) -> None:
-        others = optim_bits, args, percentile_clipping, block_wise, is_paged
+        others = amsgrad, optim_bits, args, is_paged, percentile_clipping, block_wise
         if others != SUPPORTED:
             _refuse_others(others)
         hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}

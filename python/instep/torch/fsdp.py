@@ -89,7 +89,7 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no parameter is missing. FSDP1 passes only parameters of which this rank has a part."""
+        """Whether no parameter is missing. FSDP1 hands over only parameters of which this rank has a part."""
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
@@ -288,7 +288,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 param.grad = None
 
     def _stream_on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """On a GPU, makes the optimizer's stream wait for the current stream, and returns the optimizer's stream."""
+        """Returns a context for the optimizer's stream. On a GPU, that stream first waits for the current stream."""
         if device.type != "cuda":
             return contextlib.nullcontext()
         if device not in self._streams:
@@ -300,14 +300,14 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         """Bytes of page-locked memory that ``CPUOffloadPolicy`` and a scaler need: shards with padding, and a loss scale.
 
         PyTorch's allocator of page-locked memory rounds each shard up to a power of two. The figure does not include
-        this.
+        this rounding.
         """
         return 0 if self._offload is None else self._offload.page_locked_bytes()
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Steps the units that wait, after backward and FSDP's own callback, and makes the caller's stream wait for
-        them.
+        """Runs after backward and FSDP's own callback. Steps the units that still wait, and makes the caller's stream
+        wait for all steps.
         """
         with self._guard:
             if not self._has_begun:

@@ -235,7 +235,7 @@ class BucketHook:
                 continue
             grad.div_(divisor)
             if not self.is_view and used:
-                # Once DDP knows of such optimizers, it does not copy the bucket back.
+                # Once DDP knows of optimizers in backward, it does not copy the bucket back.
                 param.grad = grad if attached else grad.clone()
             for optimizer in attached if used else []:
                 optimizer.step()

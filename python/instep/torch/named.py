@@ -22,6 +22,7 @@ __all__ = [
 
 Number = Union[float, Tensor]
 Pair = tuple[float, float]
+Triple = tuple[float, float, float]
 
 
 class Named(FusedOptimizer):
@@ -369,18 +370,26 @@ class AdEMAMix(Named):
 
     Follows the publication. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
+    The authors' code has ``betas`` of three numbers instead of ``beta3``, and its default of ``alpha`` is 2. Here
+    ``betas`` may have three numbers too. Arguments after ``betas`` are in another order, so give them by name. For a
+    warmup, set ``alpha`` and ``beta3`` in ``param_groups`` before each step.
+
     Source: Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1.
     """
 
     key = "ademamix"
 
     def __init__(
-        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), beta3: float = 0.9999,
-        alpha: float = 5.0, eps: float = 1e-08, weight_decay: Number = 0.0, *, maximize: bool = False,
-        foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Union[Pair, Triple] = (0.9, 0.999),
+        beta3: float = 0.9999, alpha: float = 5.0, eps: float = 1e-08, weight_decay: Number = 0.0, *,
+        maximize: bool = False, foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
+        if isinstance(betas, (tuple, list)) and len(betas) == 3:
+            if beta3 != 0.9999:
+                raise TypeError(f"beta3 = {beta3!r}: betas has three numbers; leave beta3 out, and give alpha by name")
+            beta3, betas = betas[2], betas[:2]
         hyper: dict[str, Any] = {
             "lr": lr, "betas": betas, "beta3": beta3, "alpha": alpha, "eps": eps, "weight_decay": weight_decay,
             "maximize": maximize,

@@ -73,8 +73,8 @@ def offload(
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
         bucket_bytes: the approximate bytes of gradients that are copied and stepped together.
         ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If not all gradients fit,
-            backward waits if the steps are slower than it. By default, and with a clip, a scaler or
-            ``skip_nonfinite``, it holds all gradients.
+            backward waits when the steps are slower than backward. By default, and with a clip, a scaler or
+            ``skip_nonfinite``, this memory holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.
         options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. If it
@@ -287,7 +287,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self.wait()
         super().add_param_group(param_group)
         if self._offload is None:
-            return  # The base class calls it while it builds the optimizer, too.
+            return  # The base class also calls this method, to build the optimizer.
         added = self.param_groups[-1]["params"]
         try:
             self._refuse_others(added)

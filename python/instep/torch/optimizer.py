@@ -23,7 +23,7 @@ from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import formats
 from ._groups import TOGETHER, Hyper, Settings, clips_of, completed, defaults_of, kept_states, settings_of
-from ._kinds import first_state, kind_of, refuse_group
+from ._kinds import adagrads_first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
@@ -60,7 +60,7 @@ class FusedOptimizer(Optimizer):
     """
 
     key: ClassVar[str] = ""
-    """The key of a named class in ``instep.OPTIMIZERS``."""
+    """In a named class such as `AdamW`, the optimizer's key in ``instep.OPTIMIZERS``."""
     _runs_in_backward = False
     _has_built = False
     _grouped: Optional[GroupSnapshot] = None
@@ -100,8 +100,8 @@ class FusedOptimizer(Optimizer):
         threads: Optional[int],
         min_8bit_size: int = 0,
     ) -> None:
-        """Initialises the optimizer. Its arguments are positional, because keywords would take a fifth of the time of a
-        construction.
+        """Initialises the optimizer. This method's arguments are positional, because keywords would take a fifth of the
+        time of a construction.
         """
         self._key = key
         self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
@@ -130,12 +130,12 @@ class FusedOptimizer(Optimizer):
             return
         for param in param_group["params"]:
             # torch makes these states when the optimizer is made, not at the first step.
-            first = first_state(self._key, self._formats, param, self._settings.of(param_group))
+            first = adagrads_first_state(self._formats, param, param_group)
             if first:
                 self.state[param] = first
 
     def _refuse_params(self, params: list[Tensor]) -> None:
-        """Refuses parameters of a group that no step can take."""
+        """Refuses a group's parameters if a step cannot take one of them."""
         if len(params) > 1:
             refuse_repeated(params)
         for param in params:
@@ -151,12 +151,14 @@ class FusedOptimizer(Optimizer):
     def last_norm(self) -> Optional[float]:
         """The norm of the mean gradients in the last step, or None if no clip or scaler needed it. On a GPU this waits.
 
-        It leaves out the gradients of groups that have their own ``max_norm``.
+        The norm leaves out the gradients of groups that have their own ``max_norm``.
         """
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
-        """Forgets what steps have built. The first use builds it: a program may make an optimizer for each parameter."""
+        """Forgets what steps have built. It is built at its next use, not here, because a program may make an optimizer
+        for each parameter.
+        """
         if self._has_built:  # Python makes an object slower once its ``__dict__`` was read.
             for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):
                 self.__dict__.pop(built, None)
@@ -203,7 +205,7 @@ class FusedOptimizer(Optimizer):
         self._adopt(given)
         batches = self._engine.route(params).batches(grads)
         scale = getattr(self, "grad_scale", None)
-        # Like torch's fused step, it leaves the unscaled gradients in `.grad`.
+        # Like torch's fused step, this step leaves the unscaled gradients in `.grad`.
         self._engine.leave_gradients(self._after() if scale is None else "average")
         factors = (1, 1.0, address(scale), address(getattr(self, "found_inf", None)))
         if self._max_norm is None and all(limit is None for limit in groups.limits.values()):
@@ -357,7 +359,7 @@ class FusedOptimizer(Optimizer):
         return False
 
     def _refuse_other_clip(self) -> None:
-        """Refuses a change between a group's own clip and the common one, if that may not change."""
+        """Raises, in a subclass that forbids it, if a group has changed between its own clip and the common clip."""
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:
         """Copies states that the user has replaced into the memory that steps write."""

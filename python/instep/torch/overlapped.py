@@ -42,10 +42,10 @@ class OverlappedOptimizer(ABC):
 
     @abstractmethod
     def register_ddp(self, ddp: DistributedDataParallel) -> Any:
-        """Registers it with a DDP model."""
+        """Registers the optimizer with a DDP model."""
 
     def register_fsdp(self, fsdp: torch.nn.Module) -> Any:
-        """Registers it with an FSDP model."""
+        """Registers the optimizer with an FSDP model."""
         raise NotImplementedError(f"{type(self).__name__}: does not support FSDP; use DDP, or step after backward")
 
 
