@@ -108,65 +108,161 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         one.adam_update(7, 1, *NUMBERS.values(), True, *own)
 
 
-def test_it_is_installed_where_deepspeed_keeps_loaded_ops_and_other_names_are_passed_on(monkeypatch):
+class OwnOp:
+    """DeepSpeed's own op. It keeps its optimizers by id, as that op does."""
+
+    def __init__(self):
+        self.created = {}
+
+    def create_adam(self, optimizer_id, *arguments):
+        self.created[optimizer_id] = arguments
+        return 0
+
+    def destroy_adam(self, optimizer_id):
+        del self.created[optimizer_id]
+        return 0
+
+    def zenflow_adam_create(self, optimizer_id):
+        return self.created[optimizer_id]
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    """A builder that keeps loaded ops as DeepSpeed's does, and counts how often it loads its own op."""
+
     class OpBuilder:
         _loaded_ops: dict = {}
         NAME = "cpu_adam"
+        loads = 0
 
         def load(self):
-            return self._loaded_ops.setdefault(self.NAME, types.SimpleNamespace(zenflow_adam_create="DeepSpeed's own"))
+            if self.NAME not in self._loaded_ops:
+                OpBuilder.loads += 1
+                self._loaded_ops[self.NAME] = OwnOp()
+            return self._loaded_ops[self.NAME]
 
     parent, module = types.ModuleType("deepspeed.ops"), types.ModuleType("deepspeed.ops.op_builder")
     module.CPUAdamBuilder = OpBuilder
     for name, one in (("deepspeed", types.ModuleType("deepspeed")), (parent.__name__, parent), (module.__name__, module)):
         monkeypatch.setitem(sys.modules, name, one)
+    return OpBuilder
+
+
+def test_it_is_installed_where_deepspeed_keeps_loaded_ops(builder):
     installed = deepspeed.install()
-    assert OpBuilder().load() is installed is deepspeed.install()
-    assert installed.zenflow_adam_create == "DeepSpeed's own"
-    assert OpBuilder().load() is installed
+    assert builder().load() is installed is deepspeed.install() and builder.loads == 0
     with pytest.raises(AttributeError):
-        _ = installed.unknown
-    OpBuilder._loaded_ops["cpu_adam"] = object()
+        _ = installed._private
+    builder._loaded_ops["cpu_adam"] = object()
     with pytest.raises(RuntimeError, match="has loaded its own"):
         deepspeed.install()
 
 
+def test_other_names_are_of_deepspeeds_own_op_which_is_loaded_once(builder):
+    installed = deepspeed.install()
+    installed.create_adam(1, 0.5, 0.8, 0.9, 1e-6, 0.25, False)
+    installed.create_adam(2)
+    installed.destroy_adam(2)
+    for _ in range(3):
+        assert installed.zenflow_adam_create(1) == (0.5, 0.8, 0.9, 1e-6, 0.25, False, False)
+    with pytest.raises(AttributeError):
+        _ = installed.unknown
+    assert builder.loads == 1 and builder().load() is installed
+
+
+def test_deepspeeds_own_op_has_the_optimizers_that_exist(builder):
+    installed = deepspeed.install()
+    installed.create_adam(1)
+    create = installed.zenflow_adam_create
+    installed.create_adam(2, 0.5)
+    assert create(2)[0] == 0.5 and create(1)[-2] is True
+    installed.destroy_adam(1)
+    with pytest.raises(KeyError):
+        create(1)
+
+
+def test_a_failed_load_of_deepspeeds_own_op_leaves_ours(builder, monkeypatch):
+    installed = deepspeed.install()
+    monkeypatch.setattr(builder, "load", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _ = installed.zenflow_adam_create
+    assert builder._loaded_ops == {"cpu_adam": installed}
+
+
+@pytest.mark.parametrize("adamw_mode", [True, False])
+def test_an_update_of_many_parameters_has_the_bits_of_one_update_each(adamw_mode):
+    one = op(adamw_mode)
+    own, others = [tensors(size=size) for size in (1, 1000, 7)], [tensors(size=size) for size in (1, 1000, 7)]
+    stale = [torch.full_like(lists[0], float("nan")) for lists in own]
+    for step, parallel, bias_correction in ((1, True, True), (2, False, True), (3, True, False)):
+        numbers = *NUMBERS.values(), bias_correction
+        assert one.adam_update_multi(7, step, *numbers, *map(list, zip(*own)), stale, parallel) == 0
+        for lists in others:
+            one.adam_update(7, step, *numbers, *lists)
+        assert all(torch.equal(a, b) for lists, other in zip(own, others) for a, b in zip(lists, other))
+        assert all(torch.equal(copy, lists[0]) for copy, lists in zip(stale, own))
+    one.adam_update_multi(7, 4, *NUMBERS.values(), True, *map(list, zip(*own)), [])
+    assert not torch.equal(stale[1], own[1][0])
+
+
 TRAINING = """
     import sys, torch, deepspeed
+    import instep.deepspeed, instep.torch
+    from judged import assert_close_runs, judged
+
     # Compiled for sums over ranks of one machine, and here is one rank.
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-    if {installs}:
-        import instep.deepspeed
-        instep.deepspeed.install()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    config = {{"train_micro_batch_size_per_gpu": 4, "bf16": {{"enabled": True}}, "gradient_clipping": 1.0,
-              "zero_optimization": {{"stage": 2, "offload_optimizer": {{"device": "cpu"}}}}, **{config}}}
-    optimizer = {optimizer}
-    engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=optimizer,
-                                      model_parameters=model.parameters() if optimizer is None else None)
-    torch.manual_seed(1)
-    x, losses = torch.randn(4, 8).bfloat16(), []
-    for _ in range(30):
-        loss = (engine(x) - 1).square().mean()
-        losses.append(loss.item())
-        engine.backward(loss)
-        engine.step()
-    print("losses", losses[0], losses[-1], type(engine.optimizer.optimizer).__name__)
-    assert losses[-1] < 0.2 * losses[0], losses
+    adamw = {"lr": 0.02, "weight_decay": 0.01}
+
+    def train(make, **config):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        config |= {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+                   "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+        params = {"optimizer": make(model.parameters(), **adamw)} if make else {"model_parameters": model.parameters()}
+        engine, *_ = deepspeed.initialize(model=model, config=config, **params)
+        torch.manual_seed(1)
+        x, losses = torch.randn(4, 8).bfloat16(), []
+        for _ in range(30):
+            loss = (engine(x) - 1).square().mean()
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        assert losses[-1] < 0.2 * losses[0], losses
+        [masters] = engine.optimizer.single_partition_of_fp32_groups
+        flat = torch.cat([param.detach().flatten() for param in model.parameters()])
+        assert torch.equal(masters.detach()[: flat.numel()].bfloat16(), flat)
+        return {"masters": masters.detach().clone()}, type(engine.optimizer.optimizer)
+
+    untested = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    before, _ = train(torch.optim.AdamW, **untested)
+    AFTER
+    assert verdict.steps == 30
+    assert_close_runs(before, after, has_16_bits=True)
+    print("trained with", kind.__name__)
 """
+
+AFTERS = {
+    "op": """
+    instep.deepspeed.install()
+    with judged(deepspeed.ops.adam.DeepSpeedCPUAdam) as verdict:
+        after, kind = train(None, optimizer={"type": "AdamW", "params": adamw})
+    """,
+    "class": """
+    with judged() as verdict:
+        after, kind = train(instep.torch.AdamW, **untested)
+    """,
+}
 
 
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
-@pytest.mark.parametrize("kind", ["op", "class"])
-def test_zero_offload_trains_without_a_compiler(kind, tmp_path):
-    adamw = {"optimizer": {"type": "AdamW", "params": {"lr": 0.02}}}
-    allowed = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-    text = TRAINING.format(
-        installs=kind == "op",
-        config=adamw if kind == "op" else allowed,
-        optimizer="None" if kind == "op" else "__import__('instep.torch').torch.AdamW(model.parameters(), lr=0.02)",
-    )
+@pytest.mark.parametrize("kind", AFTERS)
+def test_zero_offload_trains_to_the_same_parameters_without_a_compiler(kind, tmp_path):
+    """DeepSpeed's own op needs a compiler, so torch's AdamW under ZeRO-Offload comes before the change.
+
+    Every step on the f32 masters is judged within a derived bound. The tolerance between the two whole runs is chosen.
+    """
+    text = TRAINING.replace("AFTER", AFTERS[kind].strip())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -174,6 +270,7 @@ def test_zero_offload_trains_without_a_compiler(kind, tmp_path):
     tools.mkdir()
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     variables = {**os.environ, **ranks, "PATH": str(tools), "DS_ACCELERATOR": "cpu", "CXX": "none", "CC": "none"}
+    variables["PYTHONPATH"] = os.path.dirname(__file__)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)], env=variables, capture_output=True, text=True
     )
