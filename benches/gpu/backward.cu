@@ -41,6 +41,10 @@ __device__ uint64_t now_ns() {
     return now;
 }
 
+__device__ void hold(uint64_t start, uint64_t duration_ns) {
+    while (now_ns() - start < duration_ns) __nanosleep(200);
+}
+
 /* Not fused: the software GPU (docs/software-gpu.md) has no fused operations, since the library's kernels may have none. */
 __device__ float plain(float x) { return __fadd_rn(__fmul_rn(x, 0.5f), 0.1f); }
 
@@ -130,8 +134,10 @@ extern "C" __global__ void __launch_bounds__(256) bench_elementwise(const __grid
 }
 
 /* An all-reduce's traffic on one rank at an all-reduce's pace: the buffer goes through a scratch and comes back, by few
- * blocks, each of which holds its progress to the clock. */
-extern "C" __global__ void __launch_bounds__(512) bench_reduce(const __grid_constant__ Reduce args) {
+ * blocks, each of which holds its progress to the clock. The shape is that of NCCL's kernel: 640 threads, and so many
+ * registers that no block of a step fits beside one. Every block stays to the end. scripts/bench-kernels.sh checks the
+ * registers. */
+extern "C" __global__ void __launch_bounds__(640, 1) bench_reduce(const __grid_constant__ Reduce args) {
     const uint64_t start = now_ns();
     const uint64_t part = uint64_t{blockDim.x} * IN_FLIGHT, step = gridDim.x * part;
     for (uint64_t first = blockIdx.x * part; first < args.count; first += step) {
@@ -139,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(512) bench_reduce(const __grid_cons
         __syncthreads();
         move(args.buffer, args.scratch, first + threadIdx.x, args.count);
         const uint64_t done = first + step < args.count ? first + step : args.count;
-        const uint64_t due = args.duration_ns * done / args.count; /* below 2^64: seconds, times gigabytes */
-        while (now_ns() - start < due) __nanosleep(200);
+        hold(start, args.duration_ns * done / args.count); /* below 2^64: seconds, times gigabytes */
     }
+    hold(start, args.duration_ns);
 }

@@ -75,7 +75,10 @@ run_shares() { step --optimizer adamw -b 1G -e 1G --max-blocks all,16x,429496729
 
 run_bits() { tests cuda::bitexact::every_optimizer; }
 run_kernels() { tests host_run::; }
-run_steppers() { tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed cuda::gpu::captures:: cuda::gpu::cudarc::; }
+run_steppers() {
+    tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed cuda::gpu::captures:: \
+        cuda::gpu::cudarc:: kernels::shared_launches::
+}
 run_conversions() { tests cuda::gpu::conversions::; }
 run_precisions() {
     step --optimizer adamw --precision bf16,bf16-stochastic,master,remainder16,f32-moments8bit,remainder16-moments8bit \

@@ -75,13 +75,22 @@ fn rows_so_far(bundle: &Bundle, stage: &str) -> usize {
 fn limits_of_stages_fit_their_part_and_every_stage_is_known() {
     let bundle = Bundle::new();
     let mut sums: BTreeMap<String, u32> = BTreeMap::new();
-    for (part, _, limit) in stages(&bundle) {
-        *sums.entry(part).or_default() += limit;
+    let stages = stages(&bundle);
+    for (part, _, limit) in &stages {
+        *sums.entry(part.clone()).or_default() += limit;
     }
     // A few seconds remain for writing the record between stages.
     let budgets =
         [("part1", 4 * 60), ("part2", 9 * 60), ("part3", 9 * 60), ("part4", 8 * 60), ("part5", 8 * 60)];
     assert!(sums.len() == 5 && budgets.iter().all(|(part, budget)| sums[*part] + 10 <= *budget), "{sums:?}");
+    // The first figures come early, in case the GPU is there for a short time only.
+    for (last, deadline) in [("bucket", 30), ("overlap", 120)] {
+        let end = stages.iter().position(|(_, name, _)| name == last).unwrap();
+        let until: u32 = stages[..=end].iter().map(|(_, _, limit)| limit).sum();
+        assert!(until <= deadline, "{last} may end after {until} s, {deadline} are promised");
+    }
+    let early: Vec<&str> = stages.iter().map(|(_, name, _)| name.as_str()).take(5).collect();
+    assert_eq!(early, ["info", "bucket", "adamw", "torch", "overlap"]);
     let count = |bundle: &Bundle| bundle.command(&["count"]).output().unwrap();
     let counted = String::from_utf8(count(&bundle).stdout).unwrap();
     assert!(counted.contains("\nmemcheck: 1 tests: host_run::many_segments "), "{counted}");
