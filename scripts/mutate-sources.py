@@ -38,7 +38,7 @@ TESTS = {
 PYTHON = {"python": [f"python/tests/test_{name}.py" for name in
                      ("listed", "manners", "memory", "optimizer", "optimizer_changes", "states")],
           "python, wrappers": [f"python/tests/test_{name}.py" for name in
-                              ("distributed_states", "first_steps", "groups", "mistakes")],
+                              ("distributed_states", "first_steps", "groups", "mesh", "mistakes")],
           "python, offload": ["python/tests/test_offload.py"]}
 # A fault may make a test wait for ever. No build with its tests takes so long.
 LONGEST_S = 1200
@@ -293,8 +293,8 @@ FAULTS = [
      "codes_next_to_every_threshold"),
     ("a threshold one place off", "cpu, codes", "numeric/codes.h", "- (bits_of(power) + (BELOW + 1))", "- (bits_of(power) + BELOW)",
      "property: 5"),
-    ("a close value coded as the next vector's", "cpu, codes", "cpu/coding.h", "unsigned_code(load_floats(c.values + i), c.scale",
-     "unsigned_code(load_floats(c.values + (i ^ WIDTH)), c.scale", "codes_next_to_every_threshold"),
+    ("a close value coded as the next lane's", "cpu, codes", "cpu/coding.h", "unsigned_code(load_floats(c.values + i), c.scale",
+     "unsigned_code(load_floats(c.values + (i ^ 1)), c.scale", "codes_next_to_every_threshold"),
     ("a second moment coded by the first one's map", "cpu, codes", "cpu/eight_bit.h",
      "constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;\n            end", "constexpr bool SIGNED = true;\n            end",
      "whole_blocks_are_stepped"),
@@ -462,6 +462,16 @@ FAULTS = [
            "test_a_second_division_by_the_scale"),
           ("a second optimizer", "_running", "if owner is None or any(", "if True or any(", "test_another_optimizer_over"),
           ("a slip in a key", "_groups", "(1 if len(meant) < 6 else 2)", "0", "test_a_slip_in_a_key"),
+          ("elements that each rank counts from 0", "_sharded", "offset[0] * row if offset else 0", "0",
+           "test_states_saved_without_a_mesh"),
+          ("elements of a shard taken for those of its parameter", "_sharded", "else param.numel()\n\n\nclass Rows",
+           "else shard_of(param).numel()\n\n\nclass Rows", "test_states_saved_without_a_mesh"),
+          ("rows without room for their last block", "_arena", "return length // row * padded(row) or QUANTUM",
+           "return padded(length)", "test_rows_of_tensor_parallelism"),
+          ("scales without a row's last block", "_sharded", "padded(row_of(param)) // QUANTUM", "row_of(param) // QUANTUM",
+           "test_states_saved_without_a_mesh"),
+          ("rows that are not neighbours, counted as if they were", "_sharded", "not in (1, shards)", "is None",
+           "test_cuts_that_would_change_the_bits"),
       )],
 ]
 
@@ -538,8 +548,7 @@ def interpreted(python, name, lane, file, old, new, phrase):
         shutil.copytree(ROOT / "python/instep", package, dirs_exist_ok=True)
         if file:
             plant(Path(folder) / place(file), name, old, new)
-        environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1",
-                           INSTEP_CI_TURN="0")
+        environment = dict(os.environ, PYTHONPATH=str(package.parent), OMP_NUM_THREADS="1", INSTEP_CI_TURN="0")
         files = [path for path in PYTHON[lane] if phrase is None or phrase in (ROOT / path).read_text()]
         if not files:
             sys.exit(f"{name}: no test of the {lane} lane is called {phrase}")

@@ -20,7 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from instep.torch import FusedOptimizer, register_fsdp
 
@@ -48,6 +50,11 @@ def sharded(model: nn.Module, hsdp: bool = False) -> nn.Module:
     world = dist.get_world_size()
     shape = (2, world // 2) if hsdp else (world,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    return summed(model, mesh)
+
+
+def summed(model: nn.Module, mesh: Any) -> nn.Module:
+    """Applies FSDP2 to each layer and to the model; gradients are sums over ranks."""
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -97,25 +104,87 @@ def trained(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = Fa
     return digest(model, stepped)
 
 
-def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, **formats: Any) -> str:
+class Beside(nn.ModuleList):
+    """Layers beside each other. The output's derivative by each parameter is one product, which is exact on any mesh."""
+
+    def forward(self, given: list[tuple[Tensor, Tensor]]) -> Tensor:
+        return sum((layer(x) * factors).sum() for layer, (x, factors) in zip(self, given))
+
+
+def on_two_dimensions(style: Any, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+    """Returns layers under tensor parallelism and FSDP2, and their mesh of 2 x 2 ranks or of one rank.
+
+    The rows of most layers cannot be divided by four, and one rank has no row of the last layer.
+    """
+    side = 2 if dist.get_world_size() == 4 else 1
+    mesh = init_device_mesh("cpu", (side, side), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(3)
+    model = Beside(nn.Linear(*size) for size in [(300, 6), (256, 8), (40, 5), (130, 7), (200, 3)]).to(dtype)
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], style())
+    return summed(model, mesh["dp"]), mesh
+
+
+def trained_by_rows(rank: int, world: int, key: str, dtype: torch.dtype, **formats: Any) -> str:
+    """Returns the hash after some passes under FSDP2 over tensor parallelism that cuts weights by rows."""
+    model, mesh = on_two_dimensions(ColwiseParallel, dtype)
+    assert world == 1 or all(isinstance(param.placements[0], _StridedShard) for param in model.parameters())
+    stepped = register_fsdp(model, key, **OPTIONS[key], **formats)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        given = []
+        for layer in model:
+            x, factors = torch.randn(1, layer.in_features, dtype=dtype), torch.randn(1, layer.out_features, dtype=dtype)
+            given.append((x, factors.chunk(mesh["tp"].size(), 1)[mesh["tp"].get_local_rank()]))
+        (model(given) * (mesh["dp"].get_local_rank() == 0)).backward()
+        model.zero_grad()
+    return digest(model, stepped)
+
+
+def refused_cuts(rank: int, world: int) -> None:
+    """Cuts that would change the bits are refused by name: columns for 8-bit states, and rows that are not neighbours
+    for stochastic rounding.
+    """
+
+    def refusal(make: Any) -> str:
+        try:
+            make()
+        except NotImplementedError as error:
+            return str(error)
+        return "nothing"
+
+    model, _ = on_two_dimensions(RowwiseParallel, torch.bfloat16)
+    assert "holds parts of rows" in refusal(lambda: register_fsdp(model, "adamw", states="8bit", seed=5))
+    register_fsdp(model, "adamw", seed=5)
+    mesh = init_device_mesh("cpu", (2, 2))
+    for placements in ([_StridedShard(0, split_factor=2), Replicate()], [Shard(0), _StridedShard(0, split_factor=2)]):
+        for dtype, formats in [(torch.float32, {"states": "8bit", "seed": 5}), (torch.bfloat16, {"seed": 5})]:
+            cut = [nn.Parameter(distribute_tensor(torch.ones(8, 256, dtype=dtype), mesh, placements))]
+            found = refusal(lambda: FusedOptimizer(cut, "adamw", **formats))
+            assert "rows that are not neighbours" in found, (placements, found)
+        FusedOptimizer(cut, "adamw", states="8bit")
+
+
+def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = False, **formats: Any) -> str:
     """Returns the same hash for ``FusedOptimizer`` over DTensors with given gradients."""
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", (2, world // 2) if hsdp else (world,))
+    placements = [Replicate(), Shard(0)] if hsdp else [Shard(0)]
     torch.manual_seed(4)
     whole_params = [torch.randn(shape).to(dtype) for shape in [(7, 300), (3, 4, 64), (300,), (5, 256), (2, 130)]]
-    params = [nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])) for value in whole_params]
+    params = [nn.Parameter(distribute_tensor(value, mesh, placements)) for value in whole_params]
     stepped = FusedOptimizer(params, key, **OPTIONS[key], **formats)
     for _ in range(STEPS):
         for param in params:
-            param.grad = distribute_tensor(torch.randn(param.shape).to(dtype), mesh, [Shard(0)])
+            param.grad = distribute_tensor(torch.randn(param.shape).to(dtype), mesh, placements)
         stepped.step()
     model = nn.ParameterList(params)
     return digest(model, stepped)
 
 
-def resumed(rank: int, world: int, first: int, last: int, folder: str, ends: bool) -> str:
+def resumed(rank: int, world: int, key: str, dtype: torch.dtype, first: int, last: int, folder: str, ends: bool) -> str:
     """Loads the states of an earlier call if there is one, trains some passes, and saves unless it is the last call."""
-    model = sharded(made())
-    stepped = register_fsdp(model, "adamw", **OPTIONS["adamw"], states="8bit", seed=5)
+    model = sharded(made(dtype))
+    stepped = register_fsdp(model, key, **OPTIONS[key], states="8bit", seed=5)
 
     def state() -> dict[str, Any]:
         return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
@@ -134,17 +203,18 @@ def resumed(rank: int, world: int, first: int, last: int, folder: str, ends: boo
 
 
 def other_blocks(rank: int, world: int) -> None:
-    """Scales of a parameter that is not sharded are accepted if its rows are whole blocks, and refused by name
-    otherwise.
+    """States of parameters that are not sharded go on with the same bits if rows are whole blocks. Their scales are
+    refused by name otherwise.
     """
     mesh = init_device_mesh("cpu", (world,))
     for row, fits in ((256, True), (300, False)):
-        plain = nn.Parameter(torch.ones(4, row))
-        optimizer = FusedOptimizer([plain], "adamw", lr=0.1, states="8bit")
-        plain.grad = torch.arange(4.0 * row).reshape(4, row)
+        plain = [nn.Parameter(torch.ones(rows, row)) for rows in (4, 3)]
+        optimizer = FusedOptimizer(plain, "adamw", lr=0.1, states="8bit", seed=5)
+        for param in plain:
+            param.grad = torch.arange(1.0 * param.numel()).view_as(param)
         optimizer.step()
-        cut = nn.Parameter(distribute_tensor(plain.detach().clone(), mesh, [Shard(0)]))
-        other = FusedOptimizer([cut], "adamw", lr=0.1, states="8bit")
+        cut = [nn.Parameter(distribute_tensor(param.detach().clone(), mesh, [Shard(0)])) for param in plain]
+        other = FusedOptimizer(cut, "adamw", lr=0.1, states="8bit", seed=5)
         if not fits:
             try:
                 other.load_state_dict(optimizer.state_dict())
@@ -153,8 +223,11 @@ def other_blocks(rank: int, world: int) -> None:
                 continue
             raise AssertionError("taken")
         other.load_state_dict(optimizer.state_dict())
-        for param, grad in ((plain, plain.grad), (cut, distribute_tensor(plain.grad, mesh, [Shard(0)]))):
-            param.grad = grad
+        for param, whole_param in zip(cut, plain):
+            param.grad = distribute_tensor(whole_param.grad, mesh, [Shard(0)])
         optimizer.step()
         other.step()
-        assert torch.equal(whole(cut.detach()), plain.detach())
+        for param, whole_param in zip(cut, plain):
+            assert torch.equal(whole(param.detach()), whole_param.detach())
+            for name in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(whole(other.state[param][name]), optimizer.state[whole_param][name]), name
