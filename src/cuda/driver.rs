@@ -160,6 +160,8 @@ pub unsafe trait Driver: Send + Sync {
 
     /// Begins a capture: work on this stream, and on streams that wait for it, is recorded instead of run.
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
+    /// Returns the id of the capture that the stream takes part in. No two captures of a process have the same id.
+    unsafe fn capture_of(&self, stream: StreamHandle) -> Result<Option<u64>>;
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph>;
     unsafe fn launch_graph(&self, graph: Graph, stream: StreamHandle) -> Result<()>;
     unsafe fn destroy_graph(&self, graph: Graph);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::CudaDevice;
 use super::driver::Entered;
+use super::order::on_device;
 use super::owned::OwnedGraph;
 use crate::error::{Error, Result};
 use crate::layout::Plan;
@@ -23,7 +24,7 @@ pub struct CapturedPass {
     owner: Arc<Plan>,
     bindings: u64,
     /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
-    _holds: Vec<Box<dyn Any + Send + Sync>>,
+    holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for CapturedPass {
@@ -77,7 +78,7 @@ impl CudaDevice {
             }
             let holds = self.comms.iter().filter_map(|comm| comm.hold()).collect();
             let graph = OwnedGraph::end(&self.cuda.driver, compute)?;
-            Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _holds: holds })
+            Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, holds })
         });
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }
@@ -104,7 +105,13 @@ impl CudaDevice {
         let compute = self.cuda.compute;
         self.guarded("a replay", |device| {
             device.fill_slot()?;
-            captured.graph.launch(compute)?;
+            let launch = || captured.graph.launch(compute);
+            if captured.holds.is_empty() {
+                launch()?;
+            } else {
+                let driver = &device.cuda.driver;
+                on_device(driver.ordinal()).enqueue(None, driver, compute, launch)?;
+            }
             device.replayed = Some(device.engine.settings.mark_read(compute)?.clone());
             Ok(())
         })

@@ -78,6 +78,7 @@ macro_rules! direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// This function exists since CUDA 12.5. For a stream of a green context, it returns the primary context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
+            capture_info: CaptureInfo,
             /// Checks work against claims. Only the software GPU of the tests has this function.
             pub(super) judge: Option<Judge>,
         }
@@ -95,6 +96,7 @@ macro_rules! direct {
                     },)*
                     // SAFETY: `cuda.h` gives this symbol this type. A green context is a pointer too.
                     stream_contexts: unsafe { library.get(b"cuStreamGetCtx_v2") }.ok().map(|found| *found),
+                    capture_info: CaptureInfo::of(library).ok_or("cuStreamGetCaptureInfo")?,
                     judge: judge(library),
                 })
             }
@@ -149,7 +151,46 @@ pub(super) struct PoolProps {
     pub(super) rest: [u64; 9],
 }
 
+/// `cuStreamGetCaptureInfo`. The results after the id are optional, and null leaves them out.
+enum CaptureInfo {
+    V3(unsafe extern "C" fn(CUstream, *mut u32, *mut u64, Unused, Unused, Unused, Unused) -> i32),
+    /// Drivers before CUDA 12.3 have only this function.
+    V2(unsafe extern "C" fn(CUstream, *mut u32, *mut u64, Unused, Unused, Unused) -> i32),
+}
+
+type Unused = *mut c_void;
+
+impl CaptureInfo {
+    fn of(library: &Library) -> Option<CaptureInfo> {
+        // SAFETY: `cuda.h` gives these symbols these types, except that the places of unused results have types there.
+        unsafe {
+            let v3 = library.get(b"cuStreamGetCaptureInfo_v3").map(|found| CaptureInfo::V3(*found));
+            v3.or_else(|_| library.get(b"cuStreamGetCaptureInfo_v2").map(|found| CaptureInfo::V2(*found)))
+                .ok()
+        }
+    }
+}
+
 impl Direct {
+    /// Returns the id of the capture that a stream takes part in.
+    ///
+    /// # Safety
+    /// The stream is alive.
+    pub(super) unsafe fn capture_of(&self, stream: CUstream) -> Result<Option<u64>> {
+        let (mut status, mut id, none) = (0, 0, ptr::null_mut());
+        // SAFETY: the stream is alive by the contract, and each place takes one value.
+        let code = unsafe {
+            match self.capture_info {
+                CaptureInfo::V3(ask) => ask(stream, &mut status, &mut id, none, none, none, none),
+                CaptureInfo::V2(ask) => ask(stream, &mut status, &mut id, none, none, none),
+            }
+        };
+        match code {
+            0 => Ok((status != 0).then_some(id)),
+            code => Err(self.error("cuStreamGetCaptureInfo", code)),
+        }
+    }
+
     /// Returns the context of a stream. For a stream of a green context, this is the device's primary context.
     ///
     /// # Safety

@@ -28,6 +28,7 @@ mod launches;
 mod library;
 pub mod nccl;
 mod norm_block;
+mod order;
 pub(crate) mod owned;
 mod pinned;
 mod streams;

@@ -122,6 +122,12 @@ impl Event {
     }
 }
 
+/// Returns the id of the capture that the stream takes part in.
+pub(super) fn capture_of(driver: &dyn Driver, stream: StreamHandle) -> Result<Option<u64>> {
+    // SAFETY: the stream is alive.
+    unsafe { driver.capture_of(stream) }
+}
+
 /// A stream that this crate has created.
 pub(super) type OwnedStream = Owned<StreamHandle>;
 

@@ -386,6 +386,11 @@ unsafe impl Driver for System {
         unsafe { call!(cuStreamBeginCapture_v2(stream_of(stream), mode)) }
     }
 
+    unsafe fn capture_of(&self, stream: StreamHandle) -> Result<Option<u64>> {
+        // SAFETY: the conditions of every call hold (see the impl).
+        unsafe { self.direct.capture_of(stream_of(stream)) }
+    }
+
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the conditions of every call hold (see the impl). The graph is not used after it is instantiated.

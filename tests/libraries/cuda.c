@@ -45,6 +45,12 @@ CUresult cuStreamGetCtx(void *stream, void **context) { *context = &handle; retu
 CUresult cuStreamSynchronize(void *stream) { return 0; }
 CUresult cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return 0; }
 CUresult cuStreamBeginCapture_v2(void *stream, int mode) { return 0; }
+CUresult cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void **nodes,
+                                   size_t *count) {
+    if (graph || nodes || count) return 1;
+    *status = 0;
+    return 0;
+}
 CUresult cuStreamEndCapture(void *stream, void **graph) { *graph = &handle; return 0; }
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) { return 1; }
 CUresult cuEventCreate(void **event, unsigned flags) { *event = &handle; return 0; }

@@ -1,6 +1,6 @@
 /* An NCCL for tests, of one rank: every call goes on in the background, and is done after LOOKS looks at its state.
  *
- * OUTCOME is the state that a sum comes to. After ncclCommFinalize no sum is accepted. */
+ * VERSION is its version, and OUTCOME is the state that a sum comes to. After ncclCommFinalize no sum is accepted. */
 #include <stddef.h>
 
 enum { SUCCESS = 0, INVALID_USAGE = 5, IN_PROGRESS = 7 };
@@ -8,6 +8,9 @@ typedef struct { char bytes[128]; } ncclUniqueId;
 
 #ifndef LOOKS
 #define LOOKS 3
+#endif
+#ifndef VERSION
+#define VERSION 23203
 #endif
 #ifndef OUTCOME
 #define OUTCOME SUCCESS
@@ -23,7 +26,7 @@ static int begin(long wanted, int comes_to) {
     return IN_PROGRESS;
 }
 
-int ncclGetVersion(int *version) { *version = 23203; return SUCCESS; }
+int ncclGetVersion(int *version) { *version = VERSION; return SUCCESS; }
 const char *ncclGetErrorString(int code) { return code == 6 ? "a remote process exited" : "an error"; }
 int ncclGetUniqueId(ncclUniqueId *id) { id->bytes[0] = 1; return SUCCESS; }
 int ncclCommInitRankConfig(void **comm, int ranks, ncclUniqueId id, int rank, void *config) {

@@ -25,7 +25,7 @@ fn connect() -> Nccl {
     Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap()
 }
 
-fn sum(comm: &Nccl, deadline: Duration) -> Result<()> {
+fn sum(comm: &dyn Collective, deadline: Duration) -> Result<()> {
     let (kind, none) = (CollectiveKind::AllReduce, ptr::null_mut());
     let key = CallKey { kind, pass: 0, bucket: Some(0), dtype: DType::F32, bytes: 0, agreement: 0 };
     // SAFETY: no bytes.
@@ -69,6 +69,22 @@ fn a_sum_that_never_ends_is_late_at_its_deadline() {
         let error = sum(&connect(), Duration::from_millis(5)).unwrap_err();
         let text = "rank 0: ncclAllReduce failed with 7, still in progress after 5 ms";
         assert_eq!(error.to_string(), text);
+    });
+}
+
+/// The driver has only the older function that tells captures.
+#[test]
+fn an_old_nccl_sums_on_two_communicators_which_events_order() {
+    with_nccl(&["VERSION=22506"], || {
+        let comm = connect();
+        let further = comm.duplicate().unwrap();
+        for _ in 0..2 {
+            sum(&comm, AMPLE).unwrap();
+            sum(&*further, AMPLE).unwrap();
+        }
+        assert!(comm.warnings().iter().any(|line| line.starts_with("NCCL before 2.26: ")));
+        drop(further);
+        comm.close().unwrap();
     });
 }
 

@@ -5,7 +5,9 @@
 
 use instep::{AdamW, DType, Mode, Moments, Precision, Rounding, Solo, Stepper};
 
-use crate::support::{LENGTHS, Optim, Options, Outcome, layout, optimizers, paint_params, painted, pass, run};
+use crate::support::{
+    LENGTHS, Optim, Options, Outcome, layout, optimizers, paint_params, painted, pass, run,
+};
 
 const STEPS: usize = 6;
 /// Formats with 8-bit states: f32 throughout otherwise, and bf16 rounded stochastically.
@@ -51,7 +53,8 @@ fn every_case_has_one_digest_whatever_the_bucket_cap() {
 /// Returns the digest of a training in these formats, or none if the optimizer refuses them.
 fn coded(optim: Optim, precision: Precision, cap: Option<u64>) -> Option<u64> {
     let (layout, options) = (layout(&LENGTHS), Options { cap, ..Options::default() });
-    let mut stepper: Stepper = options.builder(&layout, optim).precision(precision).host(Solo::default()).ok()?;
+    let mut stepper: Stepper =
+        options.builder(&layout, optim).precision(precision).host(Solo::default()).ok()?;
     paint_params(&mut stepper);
     let gradient = painted(&options);
     for step in 0..STEPS {

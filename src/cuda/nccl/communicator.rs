@@ -17,9 +17,10 @@ use crate::cuda::nccl::entry::{Entry, Record};
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
 use crate::cuda::nccl::memory::allocate;
-use crate::cuda::nccl::raw::{Raw, Seat, issuing};
+use crate::cuda::nccl::raw::{Raw, Seat};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId};
+use crate::cuda::order::{ORDERS_BY_VARIABLE, is_ordered};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -50,7 +51,8 @@ use crate::poll::{Wall, poll};
 /// communicator.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
-/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. These
+/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. If NCCL does
+/// not order the collectives of these communicators, they run one at a time, in the order of the calls. These
 /// communicators fail, are aborted and are closed together with the first communicator. All ranks make a further
 /// communicator at the same point, even if it is only for a group. Its id is sent over the first communicator.
 ///
@@ -102,7 +104,7 @@ impl Nccl {
             seat: raw.seat,
             deadline: options.deadline,
             ledger: options.ledger,
-            warnings: warnings(raw.library.version, |name| std::env::var(name).ok()),
+            warnings: warnings(raw.library.version, raw.is_borrowed, |name| std::env::var(name).ok()),
             host,
             first: Arc::new(Mutex::new(Some(raw))),
             further: Mutex::default(),
@@ -244,9 +246,10 @@ impl Collective for Nccl {
         shared.refuse()?;
         // Every thread takes the communicator's lock before the device's lock. Otherwise two threads could deadlock.
         let enqueue = |raw: &Raw| {
-            let _issuing = issuing(shared.driver.ordinal());
-            self.compare(call)?;
-            raw.enqueue(call, || shared.wanted())
+            raw.in_order(call.require_stream()?, || {
+                self.compare(call)?;
+                raw.enqueue(call, || shared.wanted())
+            })
         };
         shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
     }
@@ -256,17 +259,17 @@ impl Collective for Nccl {
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
         let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
         shared.refuse()?;
-        let add_all = |raw: &Raw| {
-            for call in calls {
-                deadline.set(call.deadline());
-                self.compare(&call)?;
-                raw.add(&call)?;
-            }
-            Ok(())
+        let add = |raw: &Raw, call: Call<'_>| {
+            deadline.set(call.deadline());
+            self.compare(&call)?;
+            raw.add(&call)
         };
         let group = |raw: &Raw| {
-            let _issuing = issuing(shared.driver.ordinal());
-            raw.group(&deadline, || shared.wanted(), || add_all(raw))
+            let Some(first) = calls.next() else { return Ok(()) };
+            let stream = first.require_stream()?;
+            let mut all = std::iter::once(first).chain(calls);
+            let add_all = || all.try_for_each(|call| add(raw, call));
+            raw.in_order(stream, || raw.group(&deadline, || shared.wanted(), add_all))
         };
         shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
     }
@@ -327,22 +330,16 @@ fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat
     Ok((library, driver, Seat { rank, ranks: world_size, ctas }))
 }
 
-/// The first NCCL version with a configuration that orders several communicators. The next constant is the first
-/// version with a variable that orders them.
-const ORDERS: u32 = 23100;
-const ORDERS_BY_VARIABLE: u32 = 22600;
-
-fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn warnings(version: u32, is_adopted: bool, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let is_one = |name| variable(name).is_some_and(|value| value.trim() == "1");
     let one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so sums and steps cannot \
                      overlap with backward; unset it";
-    let unordered = "NCCL_LAUNCH_ORDER_IMPLICIT: not 1, so this NCCL may start the collectives of two communicators of \
-                     one device in different orders on two ranks; set it to 1 where the program has one of its own";
-    let old = "NCCL before 2.26: collectives of two communicators of one device have no order; let one end before the \
-               other begins, or use a newer NCCL";
+    let unordered = "NCCL_LAUNCH_ORDER_IMPLICIT: not 1, so this NCCL has no order between the collectives of instep and \
+                     of the program's communicators, and ranks can hang; set it to 1";
+    let old = "NCCL before 2.26: it has no order between the collectives of instep and of the program's communicators, \
+               and ranks can hang; let one end before the other begins, or use a newer NCCL";
     let order = match version {
-        ORDERS.. => None,
-        ORDERS_BY_VARIABLE.. if is_one("NCCL_LAUNCH_ORDER_IMPLICIT") => None,
+        _ if is_ordered(version, is_adopted, &variable) => None,
         ORDERS_BY_VARIABLE.. => Some(unordered),
         _ => Some(old),
     };

@@ -7,12 +7,11 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use std::{mem, ptr};
+use std::{env, mem, ptr};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
@@ -25,9 +24,11 @@ use crate::cuda::nccl::bindings::{
 use crate::cuda::nccl::ending::{detached, note_abort};
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
+use crate::cuda::order::{is_ordered, on_device};
 use crate::cuda::owned::{Arena, Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
 use crate::op::CollectiveKind;
 use crate::poll::{Wall, poll};
 
@@ -40,25 +41,13 @@ const EFFICIENT: i32 = 1;
 /// microseconds unless it must connect.
 const AWAKE: Duration = Duration::from_micros(50);
 
-/// A lock for each device ordinal. A thread holds it while it enqueues. Over all communicators of a device, NCCL allows
-/// only one thread at a time.
-static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
-
-/// Waits until no other thread calls NCCL on a device, and keeps other threads out until the guard is dropped.
-pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
-    let mut all = ISSUING.lock().unwrap_or_else(PoisonError::into_inner);
-    let own: &'static Mutex<()> = all.entry(device).or_insert_with(|| Box::leak(Box::default()));
-    drop(all);
-    own.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub(super) struct Raw {
     pub(super) library: &'static Library,
     pub(super) driver: Arc<dyn Driver>,
     comm: ncclComm_t,
     pub(super) seat: Seat,
     /// Whether a framework made the communicator, and will end it.
-    is_borrowed: bool,
+    pub(super) is_borrowed: bool,
 }
 
 /// This rank's place in a communicator.
@@ -91,7 +80,10 @@ impl Raw {
         let code =
             unsafe { library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config) };
         match raw.settle("ncclCommInitRankConfig", code, deadline, wanted) {
-            Ok(()) => Ok(raw),
+            Ok(()) => {
+                raw.settle_order();
+                Ok(raw)
+            }
             Err(error) => {
                 raw.abort_detached();
                 Err(error)
@@ -124,7 +116,22 @@ impl Raw {
         }
         let seat = Seat { rank: rank as u32, ranks: ranks as u32, ctas: Ctas::default() };
         let driver = Cuda::open(device as u32)?.driver;
-        Ok(Raw { library, driver, comm, seat, is_borrowed: true })
+        let raw = Raw { library, driver, comm, seat, is_borrowed: true };
+        raw.settle_order();
+        Ok(raw)
+    }
+
+    /// Makes events order all calls of the device, if NCCL does not order this communicator's calls.
+    fn settle_order(&self) {
+        if !is_ordered(self.library.version, self.is_borrowed, |name| env::var(name).ok()) {
+            on_device(self.driver.ordinal()).is_by_events = true;
+        }
+    }
+
+    /// Runs `work`, which enqueues collectives of this communicator on a stream, with the device current. They are
+    /// ordered with those of the device's other communicators.
+    pub(super) fn in_order(&self, stream: StreamHandle, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        on_device(self.driver.ordinal()).enqueue(Some(self.comm.addr()), &self.driver, stream, work)
     }
 
     /// All-gathers the same number of bytes from every rank, and waits for the result. The result has the bytes in the
@@ -149,10 +156,7 @@ impl Raw {
         let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
         // SAFETY: both allocations have these lengths, and only this stream touches them.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
-        {
-            let _issuing = issuing(self.driver.ordinal());
-            self.enqueue(&call, &wanted)?;
-        }
+        self.in_order(stream, || self.enqueue(&call, &wanted))?;
         event.record(stream)?;
         let wanted = || wanted().and_then(|()| self.check());
         let look = || Ok(event.is_passed()?.then_some(()));

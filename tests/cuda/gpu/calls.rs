@@ -5,11 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Clip, DType, EventHandle, Layout, Mode, Stepper, Strategy, Sums, Unused};
+use instep::{
+    AdamW, Borrowed, Clip, DType, EventHandle, Layout, Mode, Pass, Stepper, Strategy, Sums, Unused,
+};
 
 use super::doors::Door;
 use super::memory::Gpu;
@@ -464,6 +467,93 @@ pub(super) fn of_groups(comm: Nccl, gpu: &Gpu) {
     comm.close().unwrap();
 }
 
+/// The environment variable that is 1 if events must order the collectives of two communicators.
+const BY_EVENTS: &str = "INSTEP_TEST_BY_EVENTS";
+
+fn word<'a>(line: &'a str, name: &str) -> &'a str {
+    let value = line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    value.unwrap_or_else(|| panic!("no {name} in {line}"))
+}
+
+/// Asserts that each collective, and each graph with some, waits for the event that was recorded after the last one of
+/// another stream, on which another communicator's collectives run. In a capture, only the capture's collectives count.
+/// Returns the number of waits outside of captures, and in captures.
+fn assert_ordered(lines: &[String]) -> [usize; 2] {
+    let (mut waits, mut last, mut captured) = ([0; 2], [None, None], 0);
+    let mut k = 0;
+    while k < lines.len() {
+        let (line, call) = (&lines[k], name_of(&lines[k]));
+        match call {
+            "cuStreamBeginCapture_v2" => (captured, last[1]) = (1, None),
+            "cuStreamEndCapture" => captured = 0,
+            _ => {}
+        }
+        k += 1;
+        let is_graph = call == "cuGraphLaunch";
+        if !call.starts_with("nccl") && !is_graph {
+            continue;
+        }
+        let stream = word(line, "stream");
+        if let Some((other, event)) = last[captured].filter(|(other, _)| *other != stream || is_graph) {
+            let wait = format!("cuStreamWaitEvent stream={stream} event={event} flags=0");
+            assert_eq!(lines[k - 2], wait, "{call} must wait for the collective on {other}");
+            waits[captured] += 1;
+        }
+        if line.contains(" together=") {
+            k += word(line, "together").parse::<usize>().unwrap() - 1;
+        }
+        assert_eq!(name_of(&lines[k]), "cuEventRecord", "after {line}");
+        assert_eq!(word(&lines[k], "stream"), stream, "after {line}");
+        last[captured] = Some((stream, word(&lines[k], "event")));
+    }
+    waits
+}
+
+/// A scene of a rank of two: passes, a captured pass and replays of a stepper with two communicators. The other rank's
+/// GPU has another order of work.
+pub(super) fn of_order(comm: Nccl, gpu: &Gpu) {
+    let layout = layout(&[LENGTH; BUCKETS]);
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Zero).bucket_cap_bytes(1);
+    // SAFETY: the stream lives as long as the process.
+    let mut stepper = unsafe { builder.mode(Mode::Eager).cuda(comm.clone(), &cuda) }.unwrap();
+    let one_pass = |mut pass: Pass<'_, CudaDevice>| {
+        for id in layout.ids() {
+            let gradient = pass.ptr(id.grad())?.0 as usize as *mut f32;
+            gpu.fill(gradient, 0.5, LENGTH);
+            pass.grad_ready(id)?;
+        }
+        pass.finish()
+    };
+    one_pass(stepper.begin().unwrap()).unwrap();
+    gpu.synchronize();
+    let mut trace = Trace::open();
+    for _ in 0..3 {
+        trace.take();
+        one_pass(stepper.begin().unwrap()).unwrap();
+        let captures = [(); 2].map(|()| stepper.capture(one_pass).unwrap());
+        for captured in captures.iter().chain(&captures) {
+            // SAFETY: the stepper owns all memory of the capture.
+            unsafe { stepper.replay(captured).unwrap() };
+        }
+        one_pass(stepper.begin().unwrap()).unwrap();
+        let lines = trace.take();
+        if std::env::var(BY_EVENTS).as_deref() == Ok("1") {
+            // A pass sums and all-gathers each bucket. Its first sum waits too, unless it is the first of a capture or of
+            // `lines`.
+            let of_pass = 2 * BUCKETS;
+            assert_eq!(assert_ordered(&lines), [2 * of_pass - 1 + 4, 2 * (of_pass - 1)]);
+        } else {
+            let asked = lines.iter().find(|line| line.starts_with("cuStreamGetCaptureInfo"));
+            assert_eq!(asked, None, "NCCL orders the calls");
+        }
+        // Without the waits, the ranks would wait for each other here.
+        gpu.synchronize();
+    }
+    stepper.close().unwrap();
+    comm.close().unwrap();
+}
+
 /// The calls of a bucket step on slices of cudarc's of two streams, and of one on the same with their tracking off.
 #[cfg(feature = "cuda")]
 const SLICES: &str = "
@@ -561,4 +651,27 @@ fn a_steady_pass_with_shards_launches_fewer_kernels_of_nccl_than_it_makes_collec
 fn a_steady_pass_maps_no_memory_for_the_buckets_that_it_unshards() {
     let folder = tempfile::tempdir().unwrap();
     ranks_play_with(2, "calls_of_unsharding", Door::File, &[(TRACE, &folder.path().join("%p"))]);
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn events_order_the_collectives_of_two_communicators_where_nccl_does_not() {
+    let (version, variable) = ("INSTEP_NCCL_VERSION", "NCCL_LAUNCH_ORDER_IMPLICIT");
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(&str, Door, Variables<'_>); 6] = [
+        ("1", Door::File, &[(version, "22506"), (variable, "1")]),
+        ("1", Door::Id, &[(version, "23007")]),
+        ("0", Door::Id, &[(version, "23007"), (variable, "1")]),
+        ("0", Door::File, &[]),
+        // A framework's communicator has its own configuration.
+        ("1", Door::Adopt, &[]),
+        ("0", Door::Adopt, &[(variable, "1")]),
+    ];
+    for (by_events, door, set) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("%p");
+        let set = set.iter().map(|(name, value)| (*name, Path::new(*value)));
+        let environment: Vec<_> = set.chain([(TRACE, &*trace), (BY_EVENTS, Path::new(by_events))]).collect();
+        ranks_play_with(2, "calls_of_order", door, &environment);
+    }
 }

@@ -344,7 +344,7 @@ fn meeting_again(first: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 28] = [
+const SCENES: [Scene; 29] = [
     ("sums", sums),
     ("meeting_again", meeting_again),
     ("differing", differing),
@@ -357,6 +357,7 @@ const SCENES: [Scene; 28] = [
     ("calls", calls::of_nccl),
     ("calls_of_unsharding", calls::of_unsharding),
     ("calls_of_groups", calls::of_groups),
+    ("calls_of_order", calls::of_order),
     ("groups", groups),
     ("sums_of_sixteen_bits", sums_of_sixteen_bits),
     ("calls_of_shards", shards::calls),
@@ -411,6 +412,10 @@ pub(super) fn ranks_play_with(ranks: u32, scene: &str, door: Door, environment: 
         child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
         let has_ledger = ["out_of_order", "shards_with_ledger", "unsharding_others"].contains(&scene);
         child.env("INSTEP_LEDGER", if has_ledger { "1" } else { "0" });
+        if scene == "calls_of_order" {
+            let seed = std::env::var("INSTEP_GPU_SEED").map_or(0, |seed| seed.parse::<u32>().unwrap());
+            child.env("INSTEP_GPU_SEED", (ranks * seed + rank).to_string());
+        }
         child.envs(environment.iter().copied());
         Rank(child.stdout(Stdio::null()).spawn().unwrap())
     };

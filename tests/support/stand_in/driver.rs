@@ -248,6 +248,10 @@ unsafe impl Driver for StandIn {
         Ok(())
     }
 
+    unsafe fn capture_of(&self, _: StreamHandle) -> Result<Option<u64>> {
+        Ok(self.state().capturing.is_some().then_some(1))
+    }
+
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
         let mut state = self.call("end_capture", Some(Call::EndCapture { stream }))?;
         let commands = state.capturing.take().expect("nothing is being captured");

@@ -18,6 +18,7 @@ macro_rules! layout {
 }
 
 pub const CUDA_VERSION: u32 = 13000;
+pub type cuuint64_t = u64;
 pub type CUdeviceptr_v2 = ::core::ffi::c_ulonglong;
 pub type CUdeviceptr = CUdeviceptr_v2;
 pub type CUdevice_v1 = ::core::ffi::c_int;
@@ -58,6 +59,12 @@ pub struct CUgraph_st {
     _unused: [u8; 0],
 }
 pub type CUgraph = *mut CUgraph_st;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUgraphNode_st {
+    _unused: [u8; 0],
+}
+pub type CUgraphNode = *mut CUgraphNode_st;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CUgraphExec_st {
@@ -387,6 +394,16 @@ impl CUmemorytype_enum {
 pub struct CUmemorytype_enum(pub ::core::ffi::c_uint);
 pub use self::CUmemorytype_enum as CUmemorytype;
 pub type CUhostFn = ::core::option::Option<unsafe extern "C" fn(userData: *mut ::core::ffi::c_void)>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUgraphEdgeData_st {
+    pub from_port: ::core::ffi::c_uchar,
+    pub to_port: ::core::ffi::c_uchar,
+    pub type_: ::core::ffi::c_uchar,
+    pub reserved: [::core::ffi::c_uchar; 5usize],
+}
+layout!(CUgraphEdgeData_st: 8 bytes, aligned to 1; from_port at 0, to_port at 1, type_ at 2, reserved at 3);
+pub type CUgraphEdgeData = CUgraphEdgeData_st;
 impl CUstreamCaptureStatus_enum {
     pub const CU_STREAM_CAPTURE_STATUS_NONE: CUstreamCaptureStatus_enum = CUstreamCaptureStatus_enum(0);
     pub const CU_STREAM_CAPTURE_STATUS_ACTIVE: CUstreamCaptureStatus_enum = CUstreamCaptureStatus_enum(1);
@@ -897,6 +914,17 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) -> CUresult;
+}
+unsafe extern "C" {
+    pub fn cuStreamGetCaptureInfo_v3(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
+    ) -> CUresult;
 }
 unsafe extern "C" {
     pub fn cuStreamQuery(hStream: CUstream) -> CUresult;

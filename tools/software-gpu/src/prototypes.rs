@@ -53,6 +53,7 @@ same! {
     cuStreamBeginCapture_v2
     cuStreamEndCapture
     cuStreamIsCapturing
+    cuStreamGetCaptureInfo_v3
     cuThreadExchangeStreamCaptureMode
     cuLaunchHostFunc
     cuEventCreate

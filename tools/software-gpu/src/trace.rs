@@ -14,9 +14,9 @@ use crate::codes;
 use crate::gpu::Gpu;
 use crate::header::{
     CUcontext, CUctxCreateParams, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice_attribute,
-    CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgreenCtx, CUhostFn, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, cudaError_enum as Code,
+    CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgreenCtx,
+    CUhostFn, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, cudaError_enum as Code,
 };
 use crate::{report, settings};
 
@@ -93,6 +93,7 @@ shown! {
     *mut CUmemoryPool, *const CUmemPoolProps => |_| Value::Unseen;
     *mut CUgreenCtx, *mut CUdevResource, *mut CUdevResourceDesc => |_| Value::Unseen;
     *mut CUctxCreateParams, *mut CUstreamCaptureMode, *mut CUstreamCaptureStatus => |_| Value::Unseen;
+    *mut *const CUgraphNode, *mut *const CUgraphEdgeData => |_| Value::Unseen;
 }
 
 impl Value {

@@ -14,7 +14,7 @@ use crate::communicator::{self, Communicator, OUTSTANDING, Task, found, start_he
 use crate::driver::{Work, driver};
 use crate::group;
 use crate::header::{
-    NCCL_API_MAGIC, NCCL_VERSION_CODE, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
+    NCCL_API_MAGIC, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
     ncclResult_t as Code, ncclUniqueId,
 };
 use crate::pieces::Kind;
@@ -48,7 +48,7 @@ macro_rules! exported {
 
 exported! {
     fn ncclGetVersion(version: *mut c_int) {
-        version.write(NCCL_VERSION_CODE as c_int);
+        version.write(settings::version() as c_int);
         Code::ncclSuccess
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::communicator::{Communicator, OUTSTANDING, PROGRESS};
 use crate::header::{ncclDataType_t as DataType, ncclRedOp_t as Operation};
 use crate::pieces::{From, Kind};
+use crate::settings;
 use crate::sums;
 
 /// A call. A captured call has a run for each launch of its graph.
@@ -23,6 +24,9 @@ pub(crate) struct Call {
     pub(crate) runs: Mutex<BTreeMap<u64, Run>>,
 }
 
+/// The communicator whose collective occupies a device, by the number of the device.
+static OCCUPIED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+
 /// The progress of a run.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Run {
@@ -31,6 +35,21 @@ pub(crate) struct Run {
 }
 
 impl Call {
+    /// Returns whether the call may begin. With a version that gives no order, a collective that has begun leaves no room
+    /// on the device for those of other communicators.
+    fn may_begin(&self) -> bool {
+        let own = Arc::as_ptr(&self.communicator).addr();
+        let mut occupied = OCCUPIED.lock().unwrap_or_else(PoisonError::into_inner);
+        !settings::is_unordered() || *occupied.entry(self.communicator.device).or_insert(own) == own
+    }
+
+    /// Leaves the device to other communicators.
+    fn end(&self) {
+        let own = Arc::as_ptr(&self.communicator).addr();
+        let mut occupied = OCCUPIED.lock().unwrap_or_else(PoisonError::into_inner);
+        occupied.retain(|_, occupant| *occupant != own);
+    }
+
     /// Continues until it must wait for other ranks, and returns whether the run has ended.
     ///
     /// # Safety
@@ -51,6 +70,9 @@ impl Call {
             let given = piece
                 .gives
                 .map_or(&[][..], |at| unsafe { std::slice::from_raw_parts(source.add(at), piece.bytes) });
+            if run.next == 0 && !run.has_arrived && !self.may_begin() {
+                break false;
+            }
             if !run.has_arrived && !shared.arrive(number, given) {
                 break false;
             }
@@ -77,6 +99,7 @@ impl Call {
         };
         if ended {
             runs.remove(&ticket);
+            self.end();
         }
         if moved || ended {
             PROGRESS.fetch_add(1, Ordering::Relaxed);

@@ -6,8 +6,9 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::{exported, handle, pointer, put};
 use crate::header::{
-    CUcontext, CUevent, CUgraph, CUgreenCtx, CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
-    CUstreamCaptureStatus_enum as CaptureStatus, cudaError_enum as Code,
+    CUcontext, CUevent, CUgraph, CUgraphEdgeData, CUgraphNode, CUgreenCtx, CUhostFn, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUstreamCaptureStatus_enum as CaptureStatus,
+    cudaError_enum as Code, cuuint64_t,
 };
 use crate::objects::Mode;
 use crate::work::Work;
@@ -75,6 +76,23 @@ exported! {
         let stream = gpu.stream(handle(stream))?;
         let capturing = gpu.streams.get(stream)?.capture.is_some();
         put(status, CaptureStatus(u32::from(capturing)))
+    }
+
+    call cuStreamGetCaptureInfo_v3(
+        gpu, stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph,
+        nodes: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize,
+    ) {
+        if !(graph.is_null() && nodes.is_null() && edges.is_null() && count.is_null()) {
+            return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let stream = gpu.stream(handle(stream))?;
+        let Some(capture) = gpu.streams.get(stream)?.capture else { return put(status, CaptureStatus(0)) };
+        let is_invalid = gpu.captures.get(capture)?.invalid.is_some();
+        put(status, CaptureStatus(1 + u32::from(is_invalid)))?;
+        if !id.is_null() && !is_invalid {
+            id.write(capture as cuuint64_t);
+        }
+        Ok(())
     }
 
     call cuThreadExchangeStreamCaptureMode(_gpu, mode: *mut CUstreamCaptureMode) {

@@ -95,6 +95,47 @@ fn a_capture_forbids_waits_of_its_streams_and_unsafe_calls() {
 }
 
 #[test]
+fn each_capture_has_an_id_which_its_streams_share() {
+    ends_well(|| {
+        open();
+        let (first, second, fork, join) = (stream!(), stream!(), event!(), event!());
+        let none = null_mut();
+        let info = |stream| {
+            let (mut status, mut id) = (unsafe { std::mem::zeroed() }, 0);
+            ok!(cuStreamGetCaptureInfo_v3(
+                stream,
+                &mut status,
+                &mut id,
+                none,
+                null_mut(),
+                null_mut(),
+                null_mut()
+            ));
+            (status.0, id)
+        };
+        let capture = || {
+            begin!(first);
+            ok!(cuEventRecord(fork, first));
+            assert_eq!(info(second), (0, 0));
+            ok!(cuStreamWaitEvent(second, fork, 0));
+            assert_eq!(info(first).0, 1);
+            assert_eq!(info(first), info(second));
+            let (_, id) = info(first);
+            ok!(cuEventRecord(join, second));
+            ok!(cuStreamWaitEvent(first, join, 0));
+            let graph = made!(null_mut(), place => cuStreamEndCapture(first, &mut place));
+            ok!(cuGraphDestroy(graph));
+            assert_eq!(info(first), (0, 0));
+            id
+        };
+        assert_ne!(capture(), capture());
+        begin!(first);
+        assert_eq!(unsafe { cuStreamSynchronize(first) }.0, UNSUPPORTED);
+        assert_eq!(info(first), (2, 0), "an invalid capture");
+    });
+}
+
+#[test]
 fn events_do_not_cross_the_edge_of_a_capture() {
     ends_well(|| {
         open();

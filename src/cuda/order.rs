@@ -1,0 +1,97 @@
+//! The order of collectives on one device: those of several communicators run in the order of the calls.
+//!
+//! A kernel of NCCL occupies the device until the other ranks run the same kernel. If two ranks start the kernels of
+//! two communicators in different orders, and a device has no room for both kernels, the ranks wait for each other
+//! forever. A newer NCCL starts kernels in the order of the calls ([`is_ordered`]). If NCCL does not, events order the
+//! calls: a call waits for the last call of another communicator. All ranks make the calls in the same order, so a
+//! kernel waits only for kernels that every rank has enqueued before. (NCCL's implicit order does the same on drivers
+//! before CUDA 12.3.)
+//!
+//! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
+//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. The
+//! launches of a program's own graphs are not ordered, because this library does not see them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::driver::Driver;
+use super::owned::{Event, capture_of};
+use crate::error::Result;
+use crate::handle::StreamHandle;
+
+/// The first NCCL version with a configuration that orders communicators. The next constant is the first version with
+/// a variable that orders them.
+const ORDERS: u32 = 23100;
+pub(super) const ORDERS_BY_VARIABLE: u32 = 22600;
+
+/// Returns whether NCCL orders the calls of a communicator with those of others. A framework's communicator has the
+/// configuration that the framework chose. The variable overrides every configuration.
+pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+    match variable("NCCL_LAUNCH_ORDER_IMPLICIT").as_deref().map(str::trim) {
+        Some("1") => version >= ORDERS_BY_VARIABLE,
+        Some("0") => false,
+        _ => version >= ORDERS && !is_adopted,
+    }
+}
+
+/// The calls of one device.
+#[derive(Default)]
+pub(super) struct Order {
+    /// Whether a communicator of this device needs events. All communicators of the device then take part.
+    pub(super) is_by_events: bool,
+    /// The last call outside of captures, and the last call in a capture.
+    last: [Option<Last>; 2],
+}
+
+struct Last {
+    /// The communicator, or `None` for a launch of a graph.
+    owner: Option<usize>,
+    capture: Option<u64>,
+    event: Event,
+}
+
+/// The calls by device ordinal. A call holds its device's lock, because over all communicators of a device NCCL allows
+/// only one thread at a time.
+static DEVICES: Mutex<BTreeMap<u32, &'static Mutex<Order>>> = Mutex::new(BTreeMap::new());
+
+/// Waits until no other thread enqueues on a device, and keeps other threads out until the guard is dropped.
+pub(super) fn on_device(device: u32) -> MutexGuard<'static, Order> {
+    let mut all = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let own: &'static Mutex<Order> = all.entry(device).or_insert_with(|| Box::leak(Box::default()));
+    drop(all);
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Order {
+    /// Runs `work`, which enqueues collectives on a stream, with the device current. If NCCL does not order them, they
+    /// run after the collectives of other owners. NCCL itself orders the collectives of one communicator.
+    pub(super) fn enqueue(
+        &mut self,
+        owner: Option<usize>,
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if !self.is_by_events {
+            return work();
+        }
+        let capture = capture_of(&**driver, stream)?;
+        let place = &mut self.last[usize::from(capture.is_some())];
+        let last = match place {
+            Some(last) => last,
+            None => place.insert(Last { owner: None, capture, event: Event::new(driver, false)? }),
+        };
+        let is_other = owner.is_none() || last.owner != owner;
+        if is_other && last.capture == capture {
+            last.event.hold(stream)?;
+        }
+        work()?;
+        last.event.record(stream)?;
+        (last.owner, last.capture) = (owner, capture);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/cuda/order.rs"]
+mod tests;
