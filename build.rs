@@ -31,6 +31,10 @@ fn main() {
         "aarch64" => &PORTABLE_BUILDS,
         other => panic!("instep: no kernels for {other}; x86_64 and aarch64 are supported"),
     };
+    if let Some(missing) = missing_compiler() {
+        println!("cargo::error={missing}");
+        return;
+    }
     let out = env::var("OUT_DIR").unwrap_or_default();
     cuda::build(Path::new(&out)); // first: it may refuse what the environment asks for
     // In parallel: each takes as long as the rest of the crate.
@@ -42,6 +46,17 @@ fn main() {
     });
     // The object tests inspect the compiled kernels.
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
+}
+
+/// Returns what to install if no C++ compiler starts. The crate `cc` would name the program, but not how to get one.
+fn missing_compiler() -> Option<String> {
+    let tool = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler();
+    let name = tool.as_ref().map_or("c++".into(), |tool| tool.path().to_string_lossy().into_owned());
+    let starts =
+        |tool: cc::Tool| tool.to_command().arg("--version").output().is_ok_and(|o| o.status.success());
+    (!tool.is_ok_and(starts)).then(|| {
+        format!("instep needs a C++17 compiler, but {name} does not start; install g++ or clang++, or set CXX to one")
+    })
 }
 
 /// Compiles one build into a separate folder: objects are named after the source and would overwrite each other.

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Builds what could be released, into dist/, and checks each from a clean folder: scripts/release.sh [PART]...
 #
-# PART is `wheel`, `wheel-aarch64`, `sdist` or `crates`. A wheel is for any CPython from 3.10 on (abi3), on Linux with glibc 2.17
-# or later; by maturin, with zig's C++ compiler. It has the GPU kernels too, by NVCC or the compiler that cuda-toolchain.sh
-# installs. Both must give the recorded bits: that of x86-64, which must have the kernels of every instruction set, where no
-# compiler is on the path and on the software GPU; that of aarch64 under qemu, if a Python for it can be had. `sdist`: sources.
-# `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
+# PART is `wheel` (unless told), `wheel-aarch64`, `sdist`, `crates` or `speed`:
+#
+# wheel          For CPython from 3.10 on (abi3), on Linux with glibc 2.17 or later. maturin builds it with zig's C++ compiler, and
+#                NVCC, or the nvcc of cuda-toolchain.sh, builds the GPU kernels. It is installed where only Python is on the path,
+#                beside the PyTorch of the site-packages folder TORCH_SITE if that is set. It must give the recorded bits, also on
+#                the software GPU.
+# wheel-aarch64  It must give the recorded bits under qemu, if a Python for aarch64 can be had.
+# sdist          Sources that build, and that name what is missing where there is no Rust, no linker or no C++ compiler.
+# crates         `cargo package` of every crate that users take. The library and the command are built from their packages. CI's
+#                lane `integrations` builds the packages for candle and burn.
+# speed          Times AdamW's step of the wheel beside that of a build with g++. No figure makes it fail.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -40,7 +46,13 @@ else:
 PY
 }
 
-# ARCHITECTURE: builds its wheel with kernels for all GPUs, and unpacks it.
+# WHY: ends the release
+refuse() {
+    echo "release: $1" >&2
+    exit 1
+}
+
+# ARCHITECTURE: builds its wheel with kernels for all GPUs, and unpacks it. Sets `out` to the folder of the compiled kernels.
 build_wheel() {
     local fatbin
     tools
@@ -51,31 +63,44 @@ build_wheel() {
     wheel=$(echo "$dist"/instep-*"_$1.whl")
     rm -rf "$work/wheel" && mkdir "$work/wheel"
     python3 -m zipfile -e "$wheel" "$work/wheel"
-    ls "$work"/wheel/instep-*.dist-info/licenses/* "$work/wheel/instep/py.typed" >/dev/null
+    ls "$work"/wheel/instep-*.dist-info/licenses/LICENSE-{MIT,APACHE} "$work/wheel/instep/py.typed" >/dev/null
+    [ -z "$(find "$work/wheel" -name '*.pyc')" ] || refuse "the wheel has compiled Python files"
     fatbin=$(find "$target/$1-unknown-linux-gnu/release/build" -name kernels.fatbin -size +0 -printf '%T@ %p\n' | sort -n | tail -1)
-    python3 - "${fatbin#* }" "$work"/wheel/instep/_native*.so <<'PY'
+    out=$(dirname "${fatbin#* }")
+    python3 - "$out/kernels.fatbin" "$work"/wheel/instep/_native*.so <<'PY'
 import pathlib, sys
 kernels, library = (pathlib.Path(path).read_bytes() for path in sys.argv[1:])
 sys.exit(None if kernels in library else "release: the GPU kernels are not in the wheel")
 PY
-    [ "$(stat -c %s "$wheel")" -le $MOST_BYTES ] || { echo "release: a wheel of more than $MOST_BYTES bytes" >&2; exit 1; }
+    [ "$(stat -c %s "$wheel")" -le $MOST_BYTES ] || refuse "a wheel of more than $MOST_BYTES bytes"
+}
+
+# FILE: how many instructions use 512-bit registers
+count_zmm() {
+    objdump -d "$1" | grep -c '%zmm' || true
 }
 
 wheel() {
-    local wheel found built wanted
+    local wheel out found built wanted start installed stepped
     build_wheel x86_64
-    found=$(objdump -d "$work"/wheel/instep/_native*.so | grep -c '%zmm' || true)
-    [ "$found" -ge $LEAST_ZMM ] || { echo "release: $found instructions on zmm registers, fewer than $LEAST_ZMM" >&2; exit 1; }
-    # An environment of its own, and no program but Python on the path. torch is the caller's, if it has one.
+    # Nothing else in the wheel uses these registers, so the count is that of the AVX-512 kernels.
+    found=$(count_zmm "$work"/wheel/instep/_native*.so)
+    [ "$found" -ge $LEAST_ZMM ] || refuse "$found instructions on zmm registers, fewer than $LEAST_ZMM"
+    [ "$found" = "$(count_zmm "$out"/avx512/*-kernels.o)" ] || refuse "zmm registers are used outside of the AVX-512 kernels"
+    # An environment of its own, and no program but Python and pip on the path. An instep beside the caller's torch is not used.
     rm -rf "$work/venv" && python3 -m venv "$work/venv"
-    "$work/venv/bin/pip" install -q --no-index "$wheel"
     [ -z "${TORCH_SITE:-}" ] || echo "$TORCH_SITE" >"$(echo "$work"/venv/lib/python3.*/site-packages)/torch.pth"
-    (cd "$work/venv" && PATH=$work/venv/bin first_step "$work/venv/bin/python")
+    start=${EPOCHREALTIME/[.,]/}
+    PATH=$work/venv/bin pip install -q --no-index --ignore-installed "$wheel"
+    installed=${EPOCHREALTIME/[.,]/}
+    (cd "$work/venv" && PATH=$work/venv/bin first_step python)
+    stepped=${EPOCHREALTIME/[.,]/}
     built=$("$work/venv/bin/python" -c 'import instep; print(*instep.GPU_ARCHITECTURES)')
     read -ra wanted <kernels/architectures.txt
-    [ "$built" = "${wanted[*]/#/sm_} compute_${wanted[0]}" ] || { echo "release: kernels for $built alone" >&2; exit 1; }
+    [ "$built" = "${wanted[*]/#/sm_} compute_${wanted[0]}" ] || refuse "kernels for $built alone"
     INSTEP_CUDA=$(scripts/software-gpu.sh)/libcuda.so "$work/venv/bin/python" python/tests/native_bits.py --gpu
     echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, $found instructions on zmm registers, kernels for $built"
+    echo "wheel: pip took $(((installed - start) / 1000)) ms, and a program with one step $(((stepped - installed) / 1000)) ms"
 }
 
 # Debian's Python for aarch64, unpacked and not installed: its folder. Fails where apt has none.
@@ -103,9 +128,9 @@ END
 }
 
 wheel_aarch64() {
-    local wheel bits
+    local wheel out bits
     build_wheel aarch64
-    readelf -h "$work"/wheel/instep/_native*.so | grep -q 'Machine:.*AArch64' || { echo "release: not for aarch64" >&2; exit 1; }
+    readelf -h "$work"/wheel/instep/_native*.so | grep -q 'Machine:.*AArch64' || refuse "not for aarch64"
     if aarch64_python; then
         bits=$(PYTHONPATH=$work/wheel "$work/aarch64/python" python/tests/native_bits.py)
     else
@@ -114,25 +139,73 @@ wheel_aarch64() {
     echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes; $bits"
 }
 
+# TEXT VARIABLE=VALUE...: pip does not build the sources with this environment, and says the text
+lacks() {
+    local text=$1
+    shift
+    rm -rf "$work/lacks"
+    if env -u CC -u CXX "$@" CARGO_TARGET_DIR="$work/lacks" "$work/sdist/bin/pip" install -q --no-deps --force-reinstall \
+        "$(echo "$dist"/instep-*.tar.gz)" >"$work/said" 2>&1; then
+        refuse "the sources were built without: $text"
+    fi
+    grep -F "$text" "$work/said" || { cat "$work/said" >&2 && refuse "the sources do not say: $text"; }
+}
+
 sdist() {
+    local program
     tools
     rm -f "$dist"/instep-*.tar.gz
     "$work/tools/bin/maturin" sdist -m python/Cargo.toml --out "$dist"
     rm -rf "$work/sdist" && python3 -m venv "$work/sdist"
+    # What stays on the path: no Rust, then no compiler and linker, then C's alone. With a network maturin would install a Rust.
+    lacks "Cargo, the Rust package manager, is not installed" PATH="$work/sdist/bin" MATURIN_NO_INSTALL_RUST=1
+    rm -rf "$work/rust" && mkdir "$work/rust"
+    for program in cargo rustc; do
+        ln -s "$(rustc --print sysroot)/bin/$program" "$work/rust/"
+    done
+    lacks "linker \`cc\` not found" PATH="$work/sdist/bin:$work/rust"
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$(command -v cc)" >"$work/rust/cc"
+    chmod +x "$work/rust/cc"
+    lacks "instep needs a C++17 compiler" PATH="$work/sdist/bin:$work/rust"
     "$work/sdist/bin/pip" install -q "$(echo "$dist"/instep-*.tar.gz)"
     (cd "$work/sdist" && first_step "$work/sdist/bin/python")
     echo "sdist: $(basename "$dist"/instep-*.tar.gz), built and stepped"
 }
 
 crates() {
+    local package crate name licence
+    rm -rf "$work/crates/package" "$work/unpacked" && mkdir -p "$work/unpacked"
     cargo package -q --allow-dirty -p instep -p instep-cli --target-dir "$work/crates"
+    # Their lock files would name a published library. Until there is one, the unpacked one must fit what they ask for.
+    tar -xzf "$work"/crates/package/instep-[0-9]*.crate -C "$work/unpacked"
+    for package in candle burn; do
+        cargo package -q --allow-dirty --no-verify --exclude-lockfile --manifest-path "integrations/$package/Cargo.toml" \
+            --target-dir "$work/crates"
+        tar -xzf "$work/crates/package/instep-$package"-*.crate -C "$work/unpacked"
+        cargo generate-lockfile -q --manifest-path "$(echo "$work/unpacked/instep-$package"-*)/Cargo.toml" \
+            --config "patch.crates-io.instep.path='$(echo "$work"/unpacked/instep-[0-9]*)'"
+    done
+    rm -f "$dist"/*.crate
     cp "$work"/crates/package/*.crate "$dist/"
+    for crate in "$dist"/*.crate; do
+        name=$(basename "$crate" .crate)
+        for licence in LICENSE-MIT LICENSE-APACHE; do
+            tar -xzOf "$crate" "$name/$licence" | cmp -s - "$licence" || refuse "$name has no $licence"
+        done
+    done
     ls -l "$dist"/*.crate
+}
+
+speed() {
+    local wheel out
+    build_wheel x86_64
+    CC="${CC:-gcc}" CXX="${CXX:-g++}" cargo build -q --release -p instep-python
+    scripts/wheel-speed.py --names wheel g++ "$work"/wheel/instep/_native*.so "$target/release/libinstep_python.so"
 }
 
 for part in "${@:-wheel}"; do
     case $part in
-    wheel | wheel-aarch64 | sdist | crates) "${part//-/_}" ;;
-    *) echo "release: $part: unknown; use wheel, wheel-aarch64, sdist, crates" >&2 && exit 2 ;;
+    wheel | wheel-aarch64 | sdist | crates | speed) "${part//-/_}" ;;
+    *) echo "release: $part: unknown; use wheel, wheel-aarch64, sdist, crates, speed" >&2 && exit 2 ;;
     esac
 done

@@ -15,7 +15,7 @@ pub enum Failure {
     /// The tensor file is broken, or does not fit the configuration.
     #[error("{0}")]
     Tensors(String),
-    /// A bench computes a wrong result, or an option is not for its device.
+    /// A bench computed a wrong result, or its options do not fit together or do not fit `--device`.
     #[error("bench: {0}")]
     Bench(String),
     /// A file could not be read or written.

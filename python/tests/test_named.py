@@ -9,13 +9,14 @@ import io
 import pathlib
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
 
 import instep.torch
 from instep import OPTIMIZERS
-from instep.torch import AdamW, AdamW8bit, FusedOptimizer
+from instep.torch import SGD, AdamW, AdamW8bit, FusedOptimizer, Lion
 from instep.torch.optimizer import key_of
 
 CLASSES = {key: getattr(instep.torch, descriptor.name) for key, descriptor in OPTIMIZERS.items()}
@@ -197,11 +198,16 @@ def test_arguments_of_8_bits_come_in_the_order_of_bitsandbytes():
         AdamW8bit(params(1), 0.5, (0.8, 0.9), 1e-6, 0.25, False, 32, None, 100, 100, True)
 
 
-def test_a_state_of_bitsandbytes_is_refused():
-    optimizer = AdamW8bit(params(1))
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(AdamW8bit, ["exp_avg", "exp_avg_sq"]), (Lion, ["exp_avg"]), (partial(SGD, momentum=0.9), ["momentum_buffer"])],
+)
+def test_a_state_of_bitsandbytes_is_refused(make, names):
+    optimizer = make(params(1))
     state = {"step": 2, "state1": torch.zeros(300), "state2": torch.zeros(300)}
-    for values in (state, {"step": 2, "__bnb_optimizer_quant_state__": {"state1": torch.zeros(300, dtype=torch.uint8)}}):
-        with pytest.raises(ValueError, match="has step, but no exp_avg, exp_avg_sq"):
+    hidden = {"step": 2, "__bnb_optimizer_quant_state__": {"state1": torch.zeros(300, dtype=torch.uint8)}}
+    for values in (state, hidden) if make is AdamW8bit else (state,):
+        with pytest.raises(ValueError, match=f"but no {', '.join(names)}"):
             optimizer.load_state_dict({"state": {0: values}, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

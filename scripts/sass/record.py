@@ -15,7 +15,8 @@ EVERY = None
 SERIALISED = {}
 # 16-bit streams of 8 bytes a lane. Eight elements of five streams do not fit into 64 registers, and two warps share a leaf of
 # LAMB's norms, four elements a lane. A row that is no longer true is a fault.
-NARROW = {("instep_step_ademamix", "bf16"), ("instep_step_lamb", "bf16_measure"), ("instep_step_lamb", "bf16_apply")}
+NARROW = {(f"instep_step_{optimizer}", f"bf16{rounding}{part}") for rounding in ("", "_stochastic")
+          for optimizer, part in (("ademamix", ""), ("lamb", "_measure"), ("lamb", "_apply"))}
 COLUMNS = ["nvcc", "kernel", "path", "architecture", *FIGURES]
 
 

@@ -162,7 +162,8 @@ impl BucketEngine {
         })
     }
 
-    /// Sets how many updates a record counts, and the number that its optimizer carries, after all steps.
+    /// Sets a record's progress for later steps: its number of updates, and the number that its optimizer carries. If
+    /// the records are on the GPU, this call first waits for all enqueued steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.refuse_failed()?;
         if let Some(host) = &mut self.inner.host {

@@ -8,8 +8,9 @@
 //! before CUDA 12.3.)
 //!
 //! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
-//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. The
-//! launches of a program's own graphs are not ordered, because this library does not see them.
+//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Two
+//! captures must not be filled in turns, because only the last call of a capture is kept. The launches of a program's own
+//! graphs are not ordered, because this library does not see them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Memory of the host device: for each kind of memory ([`Memory`]) one aligned, zeroed arena, or the caller's tensors.
 //!
-//! This file returns raw pointers within checked bounds, never references. The schedule and the borrow rules of the
-//! views order all accesses.
+//! This file returns raw pointers within checked bounds, never references. Two things order all accesses through
+//! these pointers: the schedule, and Rust's borrow rules for the slices of `src/stepper/views.rs`.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};

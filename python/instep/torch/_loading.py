@@ -109,8 +109,8 @@ def _refuse_parts(key: str, kept: Sequence[str], values: dict[str, Any]) -> None
     numbers = counted if carried is None else [*counted, carried]
     found = [name for name in kept if values.get(name) is not None]
     missing = [name for name in [*kept, *numbers] if values.get(name) is None]
-    if not found and counted and _number(values.get("step")):
-        found = counted  # bitsandbytes and others name their states otherwise. Zeros would replace these states.
+    if not found and kept and ("state1" in values or counted and _number(values.get("step"))):
+        found = ["state1" if "state1" in values else "step"]  # bitsandbytes' name. Zeros would replace such states.
     if found and missing:
         raise ValueError(f"state of a parameter: has {', '.join(found)}, but no {', '.join(missing)}; load a whole state")
 

@@ -119,6 +119,10 @@ impl Nccl {
     /// further communicators that this crate has made. If a rank is lost, the calls on the stream therefore end only
     /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
+    /// # Ordering
+    /// Before this call, collectives of this crate's other communicators on the device have ended. Events may order the
+    /// later ones, but not these ([`Nccl`]).
+    ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`
     /// if NCCL does not recognise the communicator.

@@ -525,9 +525,15 @@ pub(super) fn of_order(comm: Nccl, gpu: &Gpu) {
         }
         pass.finish()
     };
-    one_pass(stepper.begin().unwrap()).unwrap();
-    gpu.synchronize();
+    let is_by_events = std::env::var(BY_EVENTS).as_deref() == Ok("1");
     let mut trace = Trace::open();
+    trace.take();
+    one_pass(stepper.begin().unwrap()).unwrap();
+    if is_by_events {
+        assert_ordered(&trace.take());
+    }
+    // Without the waits, the ranks would wait for each other here.
+    gpu.synchronize();
     for _ in 0..3 {
         trace.take();
         one_pass(stepper.begin().unwrap()).unwrap();
@@ -538,7 +544,7 @@ pub(super) fn of_order(comm: Nccl, gpu: &Gpu) {
         }
         one_pass(stepper.begin().unwrap()).unwrap();
         let lines = trace.take();
-        if std::env::var(BY_EVENTS).as_deref() == Ok("1") {
+        if is_by_events {
             // A pass sums and all-gathers each bucket. Its first sum waits too, unless it is the first of a capture or of
             // `lines`.
             let of_pass = 2 * BUCKETS;
@@ -547,7 +553,6 @@ pub(super) fn of_order(comm: Nccl, gpu: &Gpu) {
             let asked = lines.iter().find(|line| line.starts_with("cuStreamGetCaptureInfo"));
             assert_eq!(asked, None, "NCCL orders the calls");
         }
-        // Without the waits, the ranks would wait for each other here.
         gpu.synchronize();
     }
     stepper.close().unwrap();
