@@ -99,14 +99,17 @@ static void tensors_and_progress(void) {
     OK(instep_layout_free(layout));
 }
 
-static void clips_of_groups(void) {
+/* Parameters that are clipped together, alone and not at all. */
+static instep_layout* layout_of_groups(void) {
     instep_layout* layout = layout_of("a", 1);
     OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b", .group = "alone"}, NULL));
     OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "c", .group = "free"}, NULL));
-    instep_group groups[] = {{.name = "alone", .clip = INSTEP_GROUP_CLIP_ALONE, .max_norm = 2},
-                             {.name = "free", .clip = INSTEP_GROUP_CLIP_NONE}};
-    instep_stepper_options options = {
-        .size = sizeof options,
+    return layout;
+}
+
+static instep_stepper_options clipped(instep_layout* layout, const instep_group groups[2]) {
+    return (instep_stepper_options){
+        .size = sizeof(instep_stepper_options),
         .layout = layout,
         .optimizer = &sgd,
         .groups = groups,
@@ -116,6 +119,13 @@ static void clips_of_groups(void) {
         .max_norm = 1,
         .threads = 1,
     };
+}
+
+static void clips_of_groups(void) {
+    instep_layout* layout = layout_of_groups();
+    instep_group groups[] = {{.name = "alone", .clip = INSTEP_GROUP_CLIP_ALONE, .max_norm = 2},
+                             {.name = "free", .clip = INSTEP_GROUP_CLIP_NONE}};
+    instep_stepper_options options = clipped(layout, groups);
     instep_stepper* stepper;
     OK(instep_stepper_create(&options, &stepper));
     OK(instep_stepper_begin(stepper, 1));
@@ -144,24 +154,12 @@ static void clips_of_groups(void) {
 
 /* One gradient that is not finite skips the steps of all groups, whichever group has it and however it is clipped. */
 static void skips_of_groups(void) {
-    instep_layout* layout = layout_of("a", 1);
-    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b", .group = "alone"}, NULL));
-    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "c", .group = "free"}, NULL));
+    instep_layout* layout = layout_of_groups();
     instep_group groups[] = {{.name = "alone", .clip = INSTEP_GROUP_CLIP_ALONE, .max_norm = 2},
                              {.name = "free", .clip = INSTEP_GROUP_CLIP_NONE}};
-    instep_stepper_options options = {
-        .size = sizeof options,
-        .layout = layout,
-        .optimizer = &sgd,
-        .groups = groups,
-        .group_count = 2,
-        .mode = INSTEP_MODE_NORMED,
-        .clip = INSTEP_CLIP_GLOBAL,
-        .max_norm = 1,
-        .skip_nonfinite = 1,
-        .bucket_cap_bytes = 4,
-        .threads = 1,
-    };
+    instep_stepper_options options = clipped(layout, groups);
+    options.skip_nonfinite = 1;
+    options.bucket_cap_bytes = 4;
     instep_stepper* stepper;
     OK(instep_stepper_create(&options, &stepper));
     const float infinity = 1e30f * 1e30f, wrong[] = {infinity, -infinity, infinity - infinity};

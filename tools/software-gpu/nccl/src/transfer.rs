@@ -24,7 +24,7 @@ pub(crate) struct Call {
     pub(crate) runs: Mutex<BTreeMap<u64, Run>>,
 }
 
-/// The communicator whose collective occupies a device, by the number of the device.
+/// The communicator that occupies a device with a collective, by the number of the device.
 static OCCUPIED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 /// The progress of a run.
