@@ -82,10 +82,7 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
                const uint16_t* g, uint16_t* const* states, float* alarms) {
     Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
     for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
-    RandomPosition here = at;
-    here.low += i;
-    here.high += here.low < i;
-    step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4, alarms);
+    step_pairs<Rule, STOCHASTIC>(s, flags, factor, at.advanced_by(i), 0, 1, last, last + 1, last + 2, last + 3, last + 4, alarms);
     p[i] = static_cast<uint16_t>(last[0]);
     for (int k = 0; k < Rule::STATES; ++k) states[k][i] = static_cast<uint16_t>(last[2 + k]);
 }
@@ -150,12 +147,11 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
     if (whole == 0) return 0;
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
     Floats alarm = {};
+    Words numbers = lane_numbers() * 2 + at.low; /* lower words of the even elements' numbers */
     const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
-        if (ahead_bytes) {
-            prefetch(p + i, ahead_bytes);
-            prefetch(g + i, ahead_bytes);
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
-        }
+        prefetch(p + i, ahead_bytes);
+        prefetch(g + i, ahead_bytes);
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
         const EvenOdd sum = load_pairs(g + i), param = load_pairs(p + i);
         Floats even[INSTEP_MAX_STATES] = {}, odd[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
@@ -169,8 +165,9 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.even, sum.even, even);
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.odd, sum.odd, odd);
         if constexpr (STOCHASTIC) {
-            flight.mixed_even = at.mixed(lane_numbers() * 2 + i);
-            flight.mixed_odd = at.mixed(lane_numbers() * 2 + (i + 1));
+            flight.mixed_even = at.mixed(numbers);
+            flight.mixed_odd = at.mixed(numbers + 1);
+            numbers += LENGTH;
         }
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             store_pairs<STOCHASTIC>(to[k] + i, {even[k], odd[k]}, at, flight, FIRST_STATE_STREAM + k);
@@ -272,18 +269,18 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
     constexpr bool ROUNDS = HasRounds<Rule>::value;
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
     Floats alarm = {};
+    Words numbers = lane_numbers() + at.low; /* lower words of the elements' numbers */
     const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
-        if (ahead_bytes) {
-            prefetch(p + i, ahead_bytes);
-            prefetch(g + i, ahead_bytes);
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
-        }
+        prefetch(p + i, ahead_bytes);
+        prefetch(g + i, ahead_bytes);
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
         const Floats sum = load_floats(g + i);
         Floats state[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = float_of(load_upper_halves(to[k] + i)); });
         const Floats x = first_round<Rule>(s, flags, load_floats(p + i), sum * factor, state);
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(x, sum, state);
-        const Words mixed = STOCHASTIC ? at.mixed(lane_numbers() + i) : Words{};
+        const Words mixed = STOCHASTIC ? at.mixed(numbers) : Words{};
+        numbers += WIDTH;
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Words bits = bits_of(state[k]);
             const Words nan = reinterpret_cast<Words>(state[k] != state[k]); /* a carry could turn a NaN into a zero */

@@ -24,7 +24,7 @@ struct Coding {
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t last) {
     for (uint32_t i = first; i < last; ++i) {
-        const uint32_t random = STOCHASTIC ? c.position.bits(i, c.stream) : 0;
+        const uint32_t random = STOCHASTIC ? c.position.advanced_by(i).bits(0u, c.stream) : 0;
         const uint32_t code = SIGNED ? signed_code(c.values[i], c.scale, c.factor, STOCHASTIC, random)
                                      : unsigned_code(c.values[i], c.scale, c.factor, STOCHASTIC, random);
         c.codes[i] = static_cast<uint8_t>(code);
@@ -39,8 +39,6 @@ INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t las
 INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) {
     return is_signed ? signed_value(real(load_signed_bytes(codes)), scale) : unsigned_value(real(load_bytes(codes)), scale);
 }
-
-INSTEP_INLINE Words mixed_words(const Coding& c, uint32_t i) { return c.position.mixed(lane_numbers() + i); }
 
 /* Whether a state's codes come from thresholds instead of exact roots (codes.h). A threshold takes more operations than
  * one square root, and fewer than two. Stochastic draws take so many operations that they use exact roots. */
@@ -73,7 +71,7 @@ INSTEP_INLINE Begun begin_code(const Coding& c, Floats x) {
     const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
     if (HAS_THRESHOLDS<SIGNED, STOCHASTIC>) return {x, power, rough_sum(power)};
     const Floats root = root_of(SIGNED, power);
-    return {x, power, (STOCHASTIC ? positive(root - 0.5f) : root) + WHOLE};
+    return {x, power, STOCHASTIC ? larger(root, Floats{} + 0.5f) + (WHOLE - 0.5f) : root + WHOLE}; /* as whole_below */
 }
 
 template <bool SIGNED, bool STOCHASTIC>
@@ -88,10 +86,10 @@ INSTEP_INLINE Words distance_of(const Begun& b) { return distance_to(power_of(fa
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
 /* Finishes the codes of the WIDTH elements from number i on. With thresholds, `closest` keeps the largest distance.
- * `mixed` is used only if rounding is stochastic. */
+ * `mixed` is used only if rounding is stochastic. A block's largest element needs no case of its own: its power is at
+ * most two units in the last place below that of the largest code, and a draw reaches four units below. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words mixed, Words& closest) {
-    const Words most = bits_of(Floats{} + (WHOLE + (SIGNED ? 127.0f : 255.0f)));
     Words code = bits_of(b.sum);
     if (HAS_THRESHOLDS<SIGNED, STOCHASTIC>) {
         const Words distance = distance_of(b);
@@ -99,11 +97,11 @@ INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words m
         code = with_top_bit_of(code, distance);
     }
     if (STOCHASTIC) {
-        const Floats below = b.sum - WHOLE;
         const Words random = c.position.word(mixed, c.stream) >> 16;
-        const Integers above = draws_above(b.power, power_of(SIGNED, below), power_of(SIGNED, below + 1.0f), random);
-        code = smaller(one_more(code, reinterpret_cast<Integers>(above)), most);
-        if (!SIGNED) code = larger(b.x == c.scale ? most : code, bits_of(Floats{} + (WHOLE + 1.0f))); /* code 1 or more */
+        const Integers above = draws_above(SIGNED, b.power, b.sum - WHOLE, random);
+        const Floats most = Floats{} + (WHOLE + (SIGNED ? 127.0f : 255.0f)), least = Floats{} + (WHOLE + 1.0f);
+        const Floats drawn = smaller(float_of(one_more(code, above)), most);
+        code = bits_of(SIGNED ? drawn : larger(drawn, least));
     }
     store_bytes(c.codes + i, SIGNED ? with_sign_of(code, b.x) : where_not_zero(code, bits_of(b.x)));
 }
@@ -170,12 +168,13 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
     uint32_t i = 0;
 #if INSTEP_HAS_VECTORS
     /* A root takes long. The loop therefore begins a vector before it finishes the previous vector. */
-    if (count >= WIDTH) {
-        Words closest = {};
+    if (count >= WIDTH && (!STOCHASTIC || c.position.count_before_carry(count) == count)) {
+        Words closest = {}, numbers = lane_numbers() + c.position.low;
         Begun begun = begin_code<SIGNED, STOCHASTIC>(c, 0u);
         const auto end = [&]() __attribute__((always_inline)) {
-            const Words mixed = STOCHASTIC ? mixed_words(c, i) : Words{};
+            const Words mixed = STOCHASTIC ? c.position.mixed(numbers) : Words{};
             end_code<SIGNED, STOCHASTIC>(c, begun, i, mixed, closest);
+            numbers += WIDTH;
             i += WIDTH;
         };
         while (i + 2 * WIDTH <= count) {

@@ -23,11 +23,11 @@ template <class Rule, bool STOCHASTIC>
 struct Coder {
     Coding states[Rule::STATES];
     Begun begun[Rule::STATES];
-    Words closest[Rule::STATES];
+    Words closest[Rule::STATES], numbers; /* `numbers` has the lower words of the elements' numbers */
 
     /* Copies member by member. A copy of the whole struct would load 16 bytes that smaller stores have just written,
      * and processors wait for such loads. */
-    INSTEP_INLINE explicit Coder(const Stepped& block) : begun(), closest() {
+    INSTEP_INLINE explicit Coder(const Stepped& block) : begun(), closest(), numbers(lane_numbers() + block.states[0].position.low) {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = block.states[k];
             states[k] = {c.values, c.codes, c.scale, c.factor, c.position, c.stream};
@@ -41,7 +41,8 @@ struct Coder {
         });
     }
     INSTEP_INLINE void end(uint32_t i) {
-        const Words mixed = STOCHASTIC ? mixed_words(states[0], i) : Words{}; /* the same for all states */
+        const Words mixed = STOCHASTIC ? states[0].position.mixed(numbers) : Words{}; /* the same for all states */
+        numbers += WIDTH;
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
             end_code<SIGNED, STOCHASTIC>(states[k], begun[k], i, mixed, closest[k]);
@@ -123,12 +124,9 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             f.denominator = Rule::denominator(s, FLAGS, f.states);
             f.older_numerator = f.numerator;
         };
-#pragma GCC unroll 1
-        for (uint32_t i = 0; i < INSTEP_QUANTUM; i += WIDTH) {
-            if (ahead_bytes) {
-                prefetch(p + i, ahead_bytes);
-                prefetch(g + i, ahead_bytes);
-            }
+        const auto round = [&](uint32_t i, bool has_codes) __attribute__((always_inline)) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
             if (i >= 2 * WIDTH) land(i - 2 * WIDTH);
             turn();
             each_state<Rule>([&](auto k) __attribute__((always_inline)) {
@@ -139,10 +137,19 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
                 store_floats(values[k] + i, f.states[k]);
                 largest[k] = larger(largest[k], Rule::SIGNED >> k & 1 ? bits_of(magnitude(f.states[k])) : bits_of(f.states[k]));
             });
-            if (codes) {
-                if (i > 0) coder.end(i - WIDTH);
-                coder.begin(i);
-            }
+            if (!has_codes) return;
+            if (i > 0) coder.end(i - WIDTH);
+            coder.begin(i);
+        };
+        /* The first two rounds stand before the loop, so that the loop has no branch. */
+        round(0, codes);
+        round(WIDTH, codes);
+        if (codes) {
+#pragma GCC unroll 1
+            for (uint32_t i = 2 * WIDTH; i < INSTEP_QUANTUM; i += WIDTH) round(i, true);
+        } else {
+#pragma GCC unroll 1
+            for (uint32_t i = 2 * WIDTH; i < INSTEP_QUANTUM; i += WIDTH) round(i, false);
         }
         land(INSTEP_QUANTUM - 2 * WIDTH);
         turn();
@@ -152,7 +159,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             const float scale = block_scale(largest_lane(largest[k]));
             part.scales(k)[at / INSTEP_QUANTUM] = scale;
             stepped.states[k] = {values[k], part.placed<uint8_t>(part.args.states[k]) + at, scale,
-                                        coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.advanced_by(at).position,
+                                        coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.position.advanced_by(at),
                                         FIRST_STATE_STREAM + k};
         });
         stepped.is_open = true;

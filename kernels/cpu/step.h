@@ -39,22 +39,21 @@ bool is_bfloat16_throughout(const InstepStepArgs& args) {
 /* Steps a tile in one loop that reads and writes bf16. */
 template <class Rule>
 uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
-                            float multiplier, RandomKey key, uint64_t ahead_bytes) {
+                            float multiplier, const Rounding& rounding, uint64_t ahead_bytes) {
     uint16_t* states[INSTEP_MAX_STATES] = {};
     for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
     uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
     const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
-    const RandomPosition position = {key, tile.element};
-    const auto run = args.stochastic ? step_bfloat16_run<Rule, true, uint16_t> : step_bfloat16_run<Rule, false, uint16_t>;
-    return run(scalars, multiplier, position, ahead_bytes, tile.count, params, grads, states);
+    const auto run = rounding.stochastic ? step_bfloat16_run<Rule, true, uint16_t> : step_bfloat16_run<Rule, false, uint16_t>;
+    return run(scalars, multiplier, rounding.position, ahead_bytes, tile.count, params, grads, states);
 }
 
 /* Returns whether the loop for 8-bit states can step the tile. */
 template <class Rule>
-bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, uint32_t flags) {
+bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, const Rounding& rounding, uint32_t flags) {
     const bool is_common = (flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]);
     return INSTEP_HAS_VECTORS && HasRounds<Rule>::value && args.moments == INSTEP_MOMENTS_8BIT && is_common &&
-           tile.count % INSTEP_QUANTUM == 0;
+           tile.count % INSTEP_QUANTUM == 0 && rounding.has_no_carry(tile.count);
 }
 
 /* Largest number of tiles that one call of a loop steps. */
@@ -93,7 +92,8 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const RandomKey key = random_key(args.seed, record.steps + 1);
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
     const uint32_t flags = Rule::flags(scalars);
-    const bool is_coded = has_coded_loop<Rule>(args, tile, flags);
+    const Rounding rounding = {{key, tile.element}, args.stochastic != 0};
+    const bool is_coded = has_coded_loop<Rule>(args, tile, rounding, flags);
     const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && (args.moments == INSTEP_MOMENTS_F32 || is_coded) &&
                           (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
     const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
@@ -122,8 +122,9 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
             each_part([&](const Part& part, uint64_t) { apply_part<Rule>(part, scalars, scale, is_first); });
         }
     } else {
-        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier)) {
-            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key, ahead_bytes);
+        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier) &&
+            rounding.has_no_carry(tile.count)) {
+            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, rounding, ahead_bytes);
         }
 #if INSTEP_HAS_VECTORS
         if constexpr (HasRounds<Rule>::value) {

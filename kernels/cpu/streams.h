@@ -17,12 +17,8 @@ struct Rounding {
     RandomPosition position;
     bool stochastic;
 
-    INSTEP_INLINE Rounding advanced_by(uint32_t elements) const {
-        Rounding later = *this;
-        later.position.low += elements;
-        later.position.high += later.position.low < elements;
-        return later;
-    }
+    /* Returns whether no number of `count` elements has another upper word. Only then can one loop draw their bits. */
+    INSTEP_INLINE bool has_no_carry(uint32_t count) const { return !stochastic || position.count_before_carry(count) == count; }
 };
 
 __attribute__((noinline)) void make_canonical(float* x, uint32_t count) {
@@ -62,8 +58,11 @@ __attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const 
 /* Rounds only to bf16. f16 has no stochastic rounding, because its subnormals have no fixed number of bits to draw. */
 __attribute__((noinline)) void narrow_stochastically(const RandomPosition& position, uint32_t stream, uint32_t count,
                                                 const float* __restrict from, uint16_t* __restrict to) {
-    const RandomPosition at = position;
-    for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_stochastic(from[i], at.bits(i, stream));
+    RandomPosition at = position;
+    for (uint32_t length; count != 0; count -= length, from += length, to += length, at = at.advanced_by(length)) {
+        length = at.count_before_carry(count);
+        for (uint32_t i = 0; i < length; ++i) to[i] = bfloat16_stochastic(from[i], at.bits(i, stream));
+    }
 }
 
 __attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uint16_t* __restrict params,
@@ -74,6 +73,14 @@ __attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uin
     } else {
         const uint8_t* __restrict remainder = static_cast<const uint8_t*>(remainders);
         for (uint32_t i = 0; i < count; ++i) to[i] = joined_with_8(params[i], remainder[i]);
+    }
+}
+
+__attribute__((noinline)) void round_to_24_stochastically(const RandomPosition& position, uint32_t count, float* x) {
+    RandomPosition at = position;
+    for (uint32_t length; count != 0; count -= length, x += length, at = at.advanced_by(length)) {
+        length = at.count_before_carry(count);
+        for (uint32_t i = 0; i < length; ++i) x[i] = rounded_to_24(x[i], at.bits(i, PARAM_STREAM) >> 8);
     }
 }
 
@@ -90,8 +97,7 @@ __attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding
         return;
     }
     if (rounding.stochastic) {
-        const RandomPosition at = rounding.position;
-        for (uint32_t i = 0; i < count; ++i) from[i] = rounded_to_24(from[i], at.bits(i, PARAM_STREAM) >> 8);
+        round_to_24_stochastically(rounding.position, count, from);
     } else {
         for (uint32_t i = 0; i < count; ++i) from[i] = rounded_to_24(from[i]);
     }
@@ -120,7 +126,7 @@ __attribute__((noinline)) void encode_run(bool is_signed, const Rounding& roundi
         const uint32_t length = count - at < INSTEP_QUANTUM ? count - at : INSTEP_QUANTUM;
         const float scale = block_scale(largest_magnitude(from + at, length));
         scales[at / INSTEP_QUANTUM] = scale;
-        const Coding coding = {from + at, to + at, scale, coding_factor(is_signed, scale), rounding.advanced_by(at).position, stream};
+        const Coding coding = {from + at, to + at, scale, coding_factor(is_signed, scale), rounding.position.advanced_by(at), stream};
         if (is_signed) {
             rounding.stochastic ? encode_block<true, true>(coding, length) : encode_block<true, false>(coding, length);
         } else {

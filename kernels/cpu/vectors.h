@@ -48,8 +48,8 @@ INSTEP_INLINE Floats magnitude(Floats x) { return float_of(bits_of(x) & 0x7fffff
 INSTEP_INLINE Floats real(Integers x) { return __builtin_convertvector(x, Floats); }
 INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* for x below 2^31 */
 
-template <class V>
-INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
+/* `larger` and `smaller` return x or y as x > y ? x : y and x < y ? x : y do. Compilers make two instructions of
+ * these expressions. */
 
 #if defined(__AVX512F__)
 
@@ -70,6 +70,8 @@ INSTEP_INLINE Words with_top_bit_of(Words x, Words y) {
     return reinterpret_cast<Words>(_mm512_mask_add_epi32(less, has_top_bit(y), less, _mm512_set1_epi32(1)));
 }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
+INSTEP_INLINE Floats larger(Floats x, Floats y) { return _mm512_maskz_max_ps(0xffff, x, y); }
+INSTEP_INLINE Floats smaller(Floats x, Floats y) { return _mm512_maskz_min_ps(0xffff, x, y); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
     return _mm512_cmplt_epu32_mask(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(static_cast<int>(limit))) != 0;
 }
@@ -90,7 +92,7 @@ INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
 }
-/* Returns x, or 0 where y is 0. */
+/* Returns x, or 0 where y is 0. No y has its top bit set. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) {
     const __m512i bits = reinterpret_cast<__m512i>(y);
     return reinterpret_cast<Words>(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, bits), reinterpret_cast<__m512i>(x)));
@@ -102,7 +104,11 @@ INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm256_rsqrt_ps(x); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     return reinterpret_cast<Words>(_mm256_sign_epi32(reinterpret_cast<__m256i>(code), reinterpret_cast<__m256i>(x)));
 }
+/* Returns x, or 0 where y is 0. No y has its top bit set. */
+INSTEP_INLINE Words where_not_zero(Words x, Words y) { return with_sign_of(x, reinterpret_cast<Floats>(y)); }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm256_sqrt_ps(x); }
+INSTEP_INLINE Floats larger(Floats x, Floats y) { return _mm256_max_ps(x, y); }
+INSTEP_INLINE Floats smaller(Floats x, Floats y) { return _mm256_min_ps(x, y); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
     const __m256i bits = reinterpret_cast<__m256i>(x), most = _mm256_set1_epi32(static_cast<int>(limit) - 1);
     return _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_min_epu32(bits, most), bits)) != 0;
@@ -135,6 +141,8 @@ INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     return (code ^ sign) - sign;
 }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm_sqrt_ps(x); }
+INSTEP_INLINE Floats larger(Floats x, Floats y) { return _mm_max_ps(x, y); }
+INSTEP_INLINE Floats smaller(Floats x, Floats y) { return _mm_min_ps(x, y); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) { return _mm_movemask_epi8(reinterpret_cast<__m128i>(x < limit)) != 0; }
 /* Loads each byte into the upper quarter of its lane. */
 INSTEP_INLINE Integers spread_bytes(const uint8_t* x) {
@@ -167,7 +175,9 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 INSTEP_INLINE Words one_more(Words x, Integers chosen) { return x - reinterpret_cast<Words>(chosen); }
 /* Returns x, plus 1 where the top bit of y is set. */
 INSTEP_INLINE Words with_top_bit_of(Words x, Words y) { return x + (y >> 31); }
-/* Returns x, or 0 where y is 0. */
+#endif
+#if !defined(__AVX2__)
+/* Returns x, or 0 where y is 0. No y has its top bit set. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) { return x & ~reinterpret_cast<Words>(y == 0u); }
 #endif
 

@@ -106,7 +106,7 @@ struct Place {
     }
 
     INSTEP_DEVICE uint32_t random(uint32_t at, uint32_t stream) const {
-        return RandomPosition(slot.key, tile().element).bits(at, stream);
+        return RandomPosition(slot.key, tile().element + at).bits(0u, stream);
     }
 };
 

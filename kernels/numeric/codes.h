@@ -83,15 +83,19 @@ INSTEP_INLINE auto distance_to(F threshold_power, F power) { return bits_of(thre
 
 constexpr uint32_t FIRST_CLOSE = 0u - (BELOW + ABOVE);
 
-/* Returns whether to take the code above instead of the code below; `low` and `high` are the powers of these codes. The
- * probability is the position of `power` between the two, so the draws have the mean `power`. */
+/* Returns whether to take the code above instead of the code below. The probability is the position of `power` between
+ * their powers, so the draws have the mean `power`. `unit` is the 65536th part of the distance between these powers. For
+ * signed codes it is exact: (c + 1)^2 - c^2 = 2c + 1. */
 template <class F, class U>
-INSTEP_INLINE auto draws_above(F power, F low, F high, U random) { return power - low > real(random) * 0x1p-16f * (high - low); }
+INSTEP_INLINE auto draws_above(bool is_signed, F power, F below, U random) {
+    const F low = power_of(is_signed, below);
+    const F unit = is_signed ? below * 0x1p-15f + 0x1p-16f : (power_of(is_signed, below + 1.0f) - low) * 0x1p-16f;
+    return power - low > real(random) * unit;
+}
 
 template <class F, class U>
 INSTEP_INLINE F drawn(bool is_signed, F power, F below, U random) {
-    const F above = below + 1.0f;
-    return draws_above(power, power_of(is_signed, below), power_of(is_signed, above), random) ? above : below;
+    return draws_above(is_signed, power, below, random) ? below + 1.0f : below;
 }
 
 /* The largest element of a block always gets the largest code, and no element gets a larger code. `random` has 16 bits

@@ -36,25 +36,36 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* Returns 16 bits for the i-th element of the run. i is below 2^31, or a vector of such numbers. The bits are the
-     * upper half of lowbias32, with one key before its two rounds and one between them. With only the first key, one
-     * update would draw another update's bits in a shifted order. */
-    template <class U>
-    INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i), stream) >> 16; }
-
-    /* Computes the first round, which all streams of an element share. */
-    template <class U>
-    INSTEP_INLINE U mixed(U i) const {
-        const uint32_t here = high * 0x9e3779b9u + key.first;
-        const U element = i + low, x = element ^ (element < low ? U{} + (here + 0x9e3779b9u) : U{} + here);
-        return (x ^ x >> 16) * 0x7feb352du;
+    INSTEP_INLINE RandomPosition advanced_by(uint32_t elements) const {
+        RandomPosition later = *this;
+        later.low += elements;
+        later.high += later.low < elements;
+        return later;
     }
 
-    /* Computes the second round. The bits are the upper half of its result. */
+    /* Returns how many of the run's `count` elements come before the next multiple of 2^32. The functions below take
+     * only these, because a carry into the upper word would cost three instructions per vector. */
+    INSTEP_INLINE uint32_t count_before_carry(uint32_t count) const { return low != 0 && 0u - low < count ? 0u - low : count; }
+
+    /* Returns 16 bits for the i-th element of the run, or for a vector of elements. The bits are the upper half of
+     * lowbias32, with one key before its two rounds and one between them. With only the first key, one update would
+     * draw another update's bits in a shifted order. */
+    template <class U>
+    INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i + low), stream) >> 16; }
+
+    /* Computes what all streams of an element share, from the lower word of its number: the first round, and the shift
+     * of the second. */
+    template <class U>
+    INSTEP_INLINE U mixed(U number) const {
+        const U x = number ^ (high * 0x9e3779b9u + key.first), y = (x ^ x >> 16) * 0x7feb352du;
+        return y ^ y >> 15;
+    }
+
+    /* Computes the rest of the second round. The bits are the upper half of its result. */
     template <class U>
     INSTEP_INLINE U word(U mixed, uint32_t stream) const {
-        const U x = mixed ^ (key.second + stream * 0x85ebca6bu);
-        return (x ^ x >> 15) * 0x846ca68bu;
+        const uint32_t second = key.second + stream * 0x85ebca6bu;
+        return (mixed ^ (second ^ second >> 15)) * 0x846ca68bu;
     }
 };
 

@@ -201,6 +201,20 @@ fn draws_next_to_every_code_are_those_of_the_roots() {
     }
 }
 
+/// The kernels' loops draw the code of a block's largest element as every other code, without a case for it.
+#[test]
+fn every_draw_gives_the_largest_element_the_largest_code() {
+    for is_signed in KINDS {
+        let most = largest_code(is_signed);
+        let [low, high] = [most - 1.0, most].map(|code| power(is_signed, code));
+        // Another exponent changes no rounding.
+        for scale in (0..1 << 23).map(|mantissa| f32::from_bits(1f32.to_bits() | mantissa)) {
+            let of_largest = scale * (scale_of_powers(is_signed) / scale);
+            assert!(of_largest - low > 65535.0 / 65536.0 * (high - low), "signed: {is_signed}, {scale:e}");
+        }
+    }
+}
+
 /// Trains a parameter of `length` elements, and returns the first `kept` elements of the parameter and of each state.
 fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) -> Vec<Vec<u32>> {
     let mut stepper = builder.isa(isa).host(Solo::default()).unwrap();
