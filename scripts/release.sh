@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # Builds what could be released, into dist/, and checks each from a clean folder: scripts/release.sh [PART]...
 #
-# PART is `wheel` (unless told), `wheel-aarch64`, `sdist`, `crates` or `speed`:
+# PART is `wheel` (unless told), `wheel-aarch64`, `sdist` or `crates`:
 #
-# wheel          For CPython from 3.10 on (abi3), on Linux with glibc 2.17 or later. maturin builds it with zig's C++ compiler, and
-#                NVCC, or the nvcc of cuda-toolchain.sh, builds the GPU kernels. It is installed where only Python is on the path,
-#                beside the PyTorch of the site-packages folder TORCH_SITE if that is set. It must give the recorded bits, also on
-#                the software GPU.
-# wheel-aarch64  It must give the recorded bits under qemu, if a Python for aarch64 can be had.
+# wheel          For CPython from 3.10 on (abi3), on Linux with glibc 2.17 or later. maturin links it with zig. CXX, or g++, compiles
+#                the CPU's kernels, because zig's compiler makes slower ones. NVCC, or the nvcc of cuda-toolchain.sh, builds the GPU
+#                kernels. The wheel is installed where only Python is on the path, beside the PyTorch of the site-packages folder
+#                TORCH_SITE if that is set. It must give the recorded bits, also on the software GPU.
+# wheel-aarch64  zig compiles it too. It must give the recorded bits under qemu, if a Python for aarch64 can be had.
 # sdist          Sources that build, and that name what is missing where there is no Rust, no linker or no C++ compiler.
 # crates         `cargo package` of every crate that users take. The library and the command are built from their packages. CI's
 #                lane `integrations` builds the packages for candle and burn.
-# speed          Times AdamW's step of the wheel beside that of a build with g++. No figure makes it fail.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -58,6 +57,7 @@ build_wheel() {
     tools
     rm -f "$dist"/instep-*"_$1.whl"
     env -u CC -u CXX -u INSTEP_CUDA_ARCHS NVCC="${NVCC:-$(scripts/cuda-toolchain.sh)}" PATH="$work/tools/bin:$PATH" \
+        CXX_x86_64_unknown_linux_gnu="${CXX:-g++}" \
         maturin build -q --release --zig --compatibility manylinux2014 --target "$1-unknown-linux-gnu" -m python/Cargo.toml \
         --features cuda --out "$dist"
     wheel=$(echo "$dist"/instep-*"_$1.whl")
@@ -196,16 +196,9 @@ crates() {
     ls -l "$dist"/*.crate
 }
 
-speed() {
-    local wheel out
-    build_wheel x86_64
-    CC="${CC:-gcc}" CXX="${CXX:-g++}" cargo build -q --release -p instep-python
-    scripts/wheel-speed.py --names wheel g++ "$work"/wheel/instep/_native*.so "$target/release/libinstep_python.so"
-}
-
 for part in "${@:-wheel}"; do
     case $part in
-    wheel | wheel-aarch64 | sdist | crates | speed) "${part//-/_}" ;;
-    *) echo "release: $part: unknown; use wheel, wheel-aarch64, sdist, crates, speed" >&2 && exit 2 ;;
+    wheel | wheel-aarch64 | sdist | crates) "${part//-/_}" ;;
+    *) echo "release: $part: unknown; use wheel, wheel-aarch64, sdist, crates" >&2 && exit 2 ;;
     esac
 done
