@@ -13,7 +13,7 @@
 #define INSTEP_QUANTUM 256
 /* Number of elements of a full tile. Thread blocks and pool tasks take whole tiles. */
 #define INSTEP_TILE_ELEMENTS 2048
-/* Largest number of tiles that a kernel may take as one run. An element's number in a run is then below 2^31. */
+/* Largest number of tiles that a kernel may take as one run. An element's index in a run is then below 2^31. */
 #define INSTEP_LONGEST_RUN 524288
 /* Number of threads per block of every GPU kernel. */
 #define INSTEP_GPU_THREADS 256
@@ -383,7 +383,7 @@ typedef struct InstepKernels {
     void (*decide)(const InstepDecideArgs* args);
     /* `bases` is indexed by a tile's `record` if segments are in separate memory, and null otherwise. */
     void (*norm)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile);
-    /* `ahead_bytes` is the distance of the loops' prefetches; 0 means no prefetches. */
+    /* `ahead_bytes` is the distance of the loops' prefetches; 0 means none of lines that a loop does not read yet. */
     void (*step)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile,
                  uint64_t ahead_bytes);
     /* Writes the action of the user's own code, for each segment with its first tile in the launch. */

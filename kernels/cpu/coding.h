@@ -86,8 +86,8 @@ INSTEP_INLINE Words distance_of(const Begun& b) { return distance_to(power_of(fa
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
 /* Finishes the codes of the WIDTH elements from number i on. With thresholds, `closest` keeps the largest distance.
- * `mixed` is used only if rounding is stochastic. A block's largest element needs no case of its own: its power is at
- * most two units in the last place below that of the largest code, and a draw reaches four units below. */
+ * `mixed` is used only if rounding is stochastic. A block's largest element needs no case of its own. Its power is at
+ * most one unit in the last place below the largest code's, and every draw from three units below on takes that code. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words mixed, Words& closest) {
     Words code = bits_of(b.sum);

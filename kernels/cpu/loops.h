@@ -13,8 +13,8 @@ namespace {
 /* Number of elements of one round: a cache line of f32, and whole vectors of every instruction set. */
 constexpr uint32_t LANES = 16;
 
-/* Prefetches the cache line that a later round will read. A prefetch past the end of an array does nothing. One by 0
- * bytes costs less than a branch in a loop that hides latencies, because compilers order no instruction across it. */
+/* Prefetches the cache line that a later round will read. A prefetch past the end of an array does nothing.
+ * Loops that hide latencies prefetch by 0 bytes too: compilers move no instruction across a branch. */
 INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
 }

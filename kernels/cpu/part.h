@@ -79,7 +79,7 @@ struct Part {
     uint32_t count;
     void* param;
     Rounding rounding;
-    uint64_t ahead_bytes; /* how far ahead a loop prefetches; 0: not at all */
+    uint64_t ahead_bytes; /* how far ahead a loop prefetches; 0: no line that it does not read yet */
 
     template <class T>
     T* placed(void* base) const {
@@ -177,7 +177,7 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
     const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
     float* params = part.open_params(param_buffer);
 #if INSTEP_HAS_VECTORS
-    if (args.moments == INSTEP_MOMENTS_BF16 && has_bfloat16_states_loop<Rule>(scalars, part.count) && part.rounding.has_no_carry(part.count)) {
+    if (args.moments == INSTEP_MOMENTS_BF16 && has_bfloat16_states_loop<Rule>(scalars, part.count) && part.rounding.is_one_loop(part.count)) {
         uint16_t* narrow[INSTEP_MAX_STATES] = {};
         for (uint32_t k = 0; k < Rule::STATES; ++k) narrow[k] = part.placed<uint16_t>(args.states[k]);
         const auto run = args.stochastic ? step_bfloat16_run<Rule, true, float> : step_bfloat16_run<Rule, false, float>;

@@ -53,7 +53,7 @@ template <class Rule>
 bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, const Rounding& rounding, uint32_t flags) {
     const bool is_common = (flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]);
     return INSTEP_HAS_VECTORS && HasRounds<Rule>::value && args.moments == INSTEP_MOMENTS_8BIT && is_common &&
-           tile.count % INSTEP_QUANTUM == 0 && rounding.has_no_carry(tile.count);
+           tile.count % INSTEP_QUANTUM == 0 && rounding.is_one_loop(tile.count);
 }
 
 /* Largest number of tiles that one call of a loop steps. */
@@ -123,7 +123,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         }
     } else {
         if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier) &&
-            rounding.has_no_carry(tile.count)) {
+            rounding.is_one_loop(tile.count)) {
             return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, rounding, ahead_bytes);
         }
 #if INSTEP_HAS_VECTORS

@@ -17,8 +17,9 @@ struct Rounding {
     RandomPosition position;
     bool stochastic;
 
-    /* Returns whether no number of `count` elements has another upper word. Only then can one loop draw their bits. */
-    INSTEP_INLINE bool has_no_carry(uint32_t count) const { return !stochastic || position.count_before_carry(count) == count; }
+    /* Returns whether one loop can draw the bits of `count` elements: their numbers have the same upper word, or nothing
+     * is drawn. */
+    INSTEP_INLINE bool is_one_loop(uint32_t count) const { return !stochastic || position.count_before_carry(count) == count; }
 };
 
 __attribute__((noinline)) void make_canonical(float* x, uint32_t count) {

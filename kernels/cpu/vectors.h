@@ -48,8 +48,8 @@ INSTEP_INLINE Floats magnitude(Floats x) { return float_of(bits_of(x) & 0x7fffff
 INSTEP_INLINE Floats real(Integers x) { return __builtin_convertvector(x, Floats); }
 INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* for x below 2^31 */
 
-/* `larger` and `smaller` return x or y as x > y ? x : y and x < y ? x : y do. Compilers make two instructions of
- * these expressions. */
+/* `larger` and `smaller` of Floats give the bits of x > y ? x : y and x < y ? x : y, so a NaN in y survives. Compilers
+ * would make two instructions of each. The rules call this `larger` instead of the template in numeric/math.h. */
 
 #if defined(__AVX512F__)
 
@@ -92,7 +92,7 @@ INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
 }
-/* Returns x, or 0 where y is 0. No y has its top bit set. */
+/* Returns x, or 0 where y is 0. Where y has its top bit set, the result has no meaning. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) {
     const __m512i bits = reinterpret_cast<__m512i>(y);
     return reinterpret_cast<Words>(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, bits), reinterpret_cast<__m512i>(x)));
@@ -104,7 +104,7 @@ INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm256_rsqrt_ps(x); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     return reinterpret_cast<Words>(_mm256_sign_epi32(reinterpret_cast<__m256i>(code), reinterpret_cast<__m256i>(x)));
 }
-/* Returns x, or 0 where y is 0. No y has its top bit set. */
+/* Returns x, or 0 where y is 0. Where y has its top bit set, the result has no meaning. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) { return with_sign_of(x, reinterpret_cast<Floats>(y)); }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm256_sqrt_ps(x); }
 INSTEP_INLINE Floats larger(Floats x, Floats y) { return _mm256_max_ps(x, y); }
@@ -177,7 +177,7 @@ INSTEP_INLINE Words one_more(Words x, Integers chosen) { return x - reinterpret_
 INSTEP_INLINE Words with_top_bit_of(Words x, Words y) { return x + (y >> 31); }
 #endif
 #if !defined(__AVX2__)
-/* Returns x, or 0 where y is 0. No y has its top bit set. */
+/* Returns x, or 0 where y is 0. Where y has its top bit set, the result has no meaning. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) { return x & ~reinterpret_cast<Words>(y == 0u); }
 #endif
 

@@ -43,18 +43,17 @@ struct RandomPosition {
         return later;
     }
 
-    /* Returns how many of the run's `count` elements come before the next multiple of 2^32. The functions below take
-     * only these, because a carry into the upper word would cost three instructions per vector. */
+    /* Returns how many of the run's `count` elements come before the next multiple of 2^32. `bits` and `mixed` are
+     * only for these, because a carry into the upper word would cost three instructions per vector. */
     INSTEP_INLINE uint32_t count_before_carry(uint32_t count) const { return low != 0 && 0u - low < count ? 0u - low : count; }
 
-    /* Returns 16 bits for the i-th element of the run, or for a vector of elements. The bits are the upper half of
-     * lowbias32, with one key before its two rounds and one between them. With only the first key, one update would
-     * draw another update's bits in a shifted order. */
-    template <class U>
-    INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i + low), stream) >> 16; }
+    /* Returns 16 bits for the i-th element of the run. The bits are the upper half of lowbias32, with one key before its
+     * two rounds and one between them. With only the first key, one update would draw another update's bits in a
+     * shifted order. */
+    INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const { return word(mixed(i + low), stream) >> 16; }
 
     /* Computes what all streams of an element share, from the lower word of its number: the first round, and the shift
-     * of the second. */
+     * of the second. U is uint32_t or a vector of such words. */
     template <class U>
     INSTEP_INLINE U mixed(U number) const {
         const U x = number ^ (high * 0x9e3779b9u + key.first), y = (x ^ x >> 16) * 0x7feb352du;

@@ -3,6 +3,7 @@
 //! Most of these tests call the C functions directly, without a stepper between.
 
 pub(crate) mod bitpatterns;
+mod element_numbers;
 mod launcher;
 pub(crate) mod machine_code;
 pub(crate) mod out_of_bounds;

@@ -48,7 +48,7 @@ fn power(is_signed: bool, code: f32) -> f32 {
 }
 
 /// Computes a code by the definition in kernels/numeric/codes.h.
-fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
+pub(crate) fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
     let size = if is_signed { x.abs() } else { x };
     let of_x = size * (scale_of_powers(is_signed) / scale);
     let root = root(is_signed, of_x);
@@ -68,12 +68,13 @@ fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
 }
 
 /// Computes the bits of kernels/numeric/random.h.
-fn random_bits(seed: u64, update: u64, element: u32, stream: u32) -> u32 {
+pub(crate) fn random_bits(seed: u64, update: u64, element: u64, stream: u32) -> u32 {
     let mut x = seed.wrapping_add(update.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^= x >> 31;
-    let mut y = element ^ x as u32;
+    let upper_word = (element >> 32) as u32;
+    let mut y = element as u32 ^ upper_word.wrapping_mul(0x9e37_79b9).wrapping_add(x as u32);
     y = (y ^ y >> 16).wrapping_mul(0x7feb_352d);
     y ^= ((x >> 32) as u32).wrapping_add(stream.wrapping_mul(0x85eb_ca6b));
     (y ^ y >> 15).wrapping_mul(0x846c_a68b) >> 16
@@ -175,7 +176,7 @@ fn draws_next_to_every_code_are_those_of_the_roots() {
         let gradients: Vec<f32> = powers.iter().map(|x| if is_signed { *x } else { x.sqrt() }).collect();
         let values: Vec<f32> = gradients.iter().map(|g| if is_signed { *g } else { g * g }).collect();
         let stored = |k: usize| {
-            let code = code(is_signed, values[k], scale, Some(random_bits(seed, 1, k as u32, 1)));
+            let code = code(is_signed, values[k], scale, Some(random_bits(seed, 1, k as u64, 1)));
             let root = if is_signed {
                 f32::from(code as i8) * (1.0 / 127.0)
             } else {
@@ -210,6 +211,7 @@ fn every_draw_gives_the_largest_element_the_largest_code() {
         // Another exponent changes no rounding.
         for scale in (0..1 << 23).map(|mantissa| f32::from_bits(1f32.to_bits() | mantissa)) {
             let of_largest = scale * (scale_of_powers(is_signed) / scale);
+            assert!(whole_below(root(is_signed, of_largest)) >= most - 1.0, "signed: {is_signed}, {scale:e}");
             assert!(of_largest - low > 65535.0 / 65536.0 * (high - low), "signed: {is_signed}, {scale:e}");
         }
     }
