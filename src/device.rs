@@ -172,14 +172,16 @@ pub trait Executor {
     where
         Self: Sized;
 
-    /// Returns the ops that have ended since the last call, with their times, if the device measures them.
+    /// Returns the ops that have ended since this function was last called, with their times, if the device measures
+    /// times.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
-    /// Returns the intervals in which the trainer's stream waited, since the last call. The list is empty unless the
-    /// device measures times and the trainer is a stream. A thread's own waits are timed in the code that waits.
+    /// Returns the intervals in which the trainer's stream has waited since this function was last called. The list is
+    /// empty unless the device measures times and the trainer is a stream. A thread's own waits are timed in the code
+    /// that waits.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].

@@ -24,7 +24,7 @@ use crate::op::{
 /// on the memory bus. For a collective, they are the bytes of its buffer. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
-/// The device of a [`Stepper`](crate::Stepper) that forecasts its run. See [`StepperBuilder::forecast`].
+/// The device of a [`Stepper`](crate::Stepper) that forecasts when ops would run. See [`StepperBuilder::forecast`].
 ///
 /// [`StepperBuilder::forecast`]: crate::StepperBuilder::forecast
 pub struct Forecast {

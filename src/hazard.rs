@@ -87,7 +87,7 @@ impl Past {
     }
 }
 
-/// The last accesses to an interval of bytes, with which a later access could conflict.
+/// The last accesses to an interval of bytes: those that could conflict with a later access.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     end: u64,
@@ -201,7 +201,8 @@ impl<'plan> Checker<'plan> {
     }
 
     /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. This
-    /// includes accesses to the host's memory, because the trainer's thread made them before it submitted this op.
+    /// includes accesses to the host's memory, because the trainer's thread made them before it submitted the
+    /// `AwaitSum` op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

@@ -5,9 +5,9 @@
 
 use std::fmt::{self, Display, Write};
 
-/// The most characters that a message repeats of a foreign text.
+/// A message repeats at most this many characters of a foreign text.
 const LONGEST: usize = 120;
-/// The most characters that a message repeats of an error from another rank or from a parser.
+/// A message repeats at most this many characters of an error from another rank or from a parser.
 const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.

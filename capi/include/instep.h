@@ -367,7 +367,7 @@ typedef struct {
 } instep_bucket_step_options;
 
 // Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
-// all fields are zero, there is no such tensor.
+// all fields are zero, there is no tensor of this kind.
 typedef struct {
   // The first element of the range. Null if each parameter has its own range.
   void *address;
@@ -551,10 +551,10 @@ typedef struct {
   // The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
   // created, the data is not used.
   void *data;
-  // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
-  // called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
-  // result in `dst`. On a GPU it is called on the thread that calls the stepper, and must only enqueue work. Every
-  // rank makes the same calls in the same order. Not null.
+  // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU the
+  // function is called on a thread of the library, one call at a time. It may block until all ranks are done, and
+  // must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper, and must
+  // only enqueue work. Every rank makes the same calls in the same order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
   // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
   // the call. The library may call this function on any thread, also during `enqueue`. The function may be null if
@@ -588,8 +588,8 @@ typedef struct {
   size_t group_count;
   // Element types. Null: f32.
   const instep_precision *precision;
-  // When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits if
-  // nothing is clipped or skipped.
+  // When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give each parameter
+  // the same bits if nothing is clipped or skipped.
   uint32_t mode;
   // INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
   uint32_t gradients;
@@ -811,8 +811,8 @@ instep_status instep_bucket_step_step_again(instep_bucket_step *step, const inst
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
 
 // Sets the given hyperparameters of a group from the next step on. If `group` is null, this is the group "default". If
-// one is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same
-// states as the hyperparameters at creation.
+// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must
+// need the same states as the hyperparameters at creation.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
@@ -821,9 +821,9 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            size_t hyper_count);
 
 // Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
-// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
-// instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts and
-// states stay.
+// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
+// call instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts
+// and states stay.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
@@ -845,9 +845,9 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
 // Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
 
-// Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
-// order. Parameters that are frozen or have no gradient are left out. A bucket with only such parameters still counts
-// as added.
+// Adds the summed gradients of a bucket to a norm. Add each bucket once between instep_norm_begin and
+// instep_norm_decide, in any order. Parameters that are frozen or have no gradient are left out. A bucket with only
+// such parameters still counts as added.
 //
 // Any thread may call it, but only one at a time may use the norm or the step. The gradients are only read.
 instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
@@ -873,7 +873,7 @@ instep_status instep_stepper_save(instep_stepper *stepper,
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_load(instep_stepper *stepper, const char *path, instep_scalar *scalars, size_t scalar_count);
 
-// Returns the version of the library, as "0.1.0". The text lives as long as the process.
+// Returns the version of the library, such as "0.1.0". The text lives as long as the process.
 //
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_version(void);
@@ -898,7 +898,7 @@ instep_status instep_layout_create(instep_layout **out_layout);
 // in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
 //
 // Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
-// first use of the layout refuses it.
+// first use of the layout fails.
 instep_status instep_layout_add(instep_layout *layout, const instep_param *param, uint32_t *out_param);
 
 // Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and the text
@@ -953,8 +953,8 @@ instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, siz
 
 // Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 // micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
-// next pass broadcasts the parameters of their buckets.
+// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
+// next pass broadcasts all parameters of that parameter's bucket.
 //
 // Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
 // Otherwise it does not wait.
@@ -1021,7 +1021,7 @@ instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buck
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
 // Sets the given hyperparameters of a group from the next pass on. If `group` is null, this is the group "default". If
-// one is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
+// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_hyper(instep_stepper *stepper,
@@ -1030,8 +1030,8 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        size_t hyper_count);
 
 // Replaces all hyperparameters of a group's optimizer from the next pass on. If `group` is null, this is the group
-// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
-// instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
+// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
+// call instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
@@ -1066,7 +1066,7 @@ instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_los
 // norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
 // norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
 // Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
-// is not known, and after instep_stepper_rebuild_buckets until the next pass.
+// is not known. After instep_stepper_rebuild_buckets it is not known until the next pass.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,

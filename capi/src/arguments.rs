@@ -48,8 +48,8 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
         return Err(Fault::argument(T::NAME, wrong, "leave them zero, or use a newer library"));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: both sides have `size.min(known)` bytes. By the trait's contract, zeros with the caller's fields are a
-    // valid value.
+    // SAFETY: both sides have `size.min(known)` bytes. By the trait's contract, zeros overwritten with the caller's
+    // fields are a valid value.
     Ok(unsafe {
         value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), size.min(known));
         value.assume_init()

@@ -143,8 +143,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
 }
 
 /// Sets the given hyperparameters of a group from the next step on. If `group` is null, this is the group "default". If
-/// one is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must need the same
-/// states as the hyperparameters at creation.
+/// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must
+/// need the same states as the hyperparameters at creation.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -167,9 +167,9 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
 }
 
 /// Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
-/// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
-/// instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts and
-/// states stay.
+/// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
+/// call instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts
+/// and states stay.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -235,9 +235,9 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
     })
 }
 
-/// Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
-/// order. Parameters that are frozen or have no gradient are left out. A bucket with only such parameters still counts
-/// as added.
+/// Adds the summed gradients of a bucket to a norm. Add each bucket once between instep_norm_begin and
+/// instep_norm_decide, in any order. Parameters that are frozen or have no gradient are left out. A bucket with only
+/// such parameters still counts as added.
 ///
 /// Any thread may call it, but only one at a time may use the norm or the step. The gradients are only read.
 #[unsafe(no_mangle)]

@@ -55,10 +55,10 @@ pub struct instep_collective {
     /// The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
     /// created, the data is not used.
     pub data: *mut c_void,
-    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
-    /// called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
-    /// result in `dst`. On a GPU it is called on the thread that calls the stepper, and must only enqueue work. Every
-    /// rank makes the same calls in the same order. Not null.
+    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU the
+    /// function is called on a thread of the library, one call at a time. It may block until all ranks are done, and
+    /// must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper, and must
+    /// only enqueue work. Every rank makes the same calls in the same order. Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
     /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
@@ -82,8 +82,8 @@ unsafe impl Growing for instep_collective {
     const NAME: &'static str = "instep_collective";
 }
 
-/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper, but make no more
-/// calls.
+/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper lives, but make no
+/// more calls.
 #[derive(Clone)]
 pub(crate) struct Foreign {
     table: instep_collective,

@@ -17,7 +17,7 @@ thread_local! {
     static IS_IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the version of the library, as "0.1.0". The text lives as long as the process.
+/// Returns the version of the library, such as "0.1.0". The text lives as long as the process.
 ///
 /// May be called on any thread at any time, in callbacks and in forked children too.
 #[unsafe(no_mangle)]

@@ -75,7 +75,7 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
 /// in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
 ///
 /// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
-/// first use of the layout refuses it.
+/// first use of the layout fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_add(
     layout: *mut instep_layout,

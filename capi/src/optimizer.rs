@@ -126,7 +126,7 @@ pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Ve
     Ok(changes)
 }
 
-/// Refuses to replace a group's optimizer by one of another name. Its hyperparameters alone would not show the change,
+/// Refuses to replace a group's optimizer by one of another name. The hyperparameters alone would not show the change,
 /// because Adam and AdamW have the same ones.
 pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
     let new = name_of(new);

@@ -15,8 +15,8 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
 /// Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 /// micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of parameters, the
-/// next pass broadcasts the parameters of their buckets.
+/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
+/// next pass broadcasts all parameters of that parameter's bucket.
 ///
 /// Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
 /// Otherwise it does not wait.

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
 }
 
 /// Sets the given hyperparameters of a group from the next pass on. If `group` is null, this is the group "default". If
-/// one is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
+/// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
 }
 
 /// Replaces all hyperparameters of a group's optimizer from the next pass on. If `group` is null, this is the group
-/// "default". Those that you leave out get their defaults, even if they were set before. To change only some, call
-/// instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
+/// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
+/// call instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
 /// norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
 /// norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
 /// Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
-/// is not known, and after instep_stepper_rebuild_buckets until the next pass.
+/// is not known. After instep_stepper_rebuild_buckets it is not known until the next pass.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]

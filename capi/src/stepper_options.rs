@@ -61,8 +61,8 @@ pub struct instep_stepper_options {
     pub group_count: usize,
     /// Element types. Null: f32.
     pub precision: *const instep_precision,
-    /// When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits if
-    /// nothing is clipped or skipped.
+    /// When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give each parameter
+    /// the same bits if nothing is clipped or skipped.
     pub mode: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
     pub gradients: u32,

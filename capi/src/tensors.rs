@@ -17,7 +17,7 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
 /// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
-/// all fields are zero, there is no such tensor.
+/// all fields are zero, there is no tensor of this kind.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {

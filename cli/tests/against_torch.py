@@ -45,7 +45,7 @@ OPTIMIZERS = {
 # A bound on the error of Lion's average in f32, relative to the largest gradient. Each of the 7 steps has five
 # roundings: of the mean gradient, the difference, the weight, the product and the sum.
 LION_ROUNDING = 5 * 7 * 2.0**-24
-# torch gives a scalar of a state, such as NAdam's mu_product, the default type.
+# In torch, a scalar of a state, such as NAdam's mu_product, has the default type.
 torch.set_default_dtype(torch.float64)
 FILES = {"config": "C.json", "input": "IN", "output": "OUT"}
 FIRST, SECOND = ["layer.0.weight", "empty", "scalar"], ["head", "layer.0.bias"]

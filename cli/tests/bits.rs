@@ -181,7 +181,7 @@ fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     }
 }
 
-/// Parameters of one group with different rates get the values that groups with those rates give.
+/// If parameters of one group have different rates, each gets the values that it would get in a group with its rate.
 #[test]
 fn a_parameter_with_a_multiplier_gives_the_bits_of_a_group_with_that_rate() {
     let content = input(&[("a", &[300]), ("b", &[40]), ("c", &[7])], 4);

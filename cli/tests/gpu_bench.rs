@@ -62,8 +62,8 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
             of.iter().all(|row| row["bytes_per_element"] == bytes && row["segments"] == 1),
             "{optimizer}"
         );
-        // Two caps on blocks run each of the four sizes beyond the cache. A case in the cache may have at most a
-        // quarter of the stand-in's 64 KiB, and only SGD's smallest bucket is so small.
+        // Each of the four sizes runs beyond the cache, once with each of two limits on the number of blocks. A case in
+        // the cache may have at most a quarter of the stand-in's 64 KiB, and only SGD's smallest bucket is so small.
         let beyond = of.iter().filter(|row| row["cache"] == "beyond");
         assert_eq!(beyond.clone().count(), 8, "{optimizer}");
         for row in beyond {

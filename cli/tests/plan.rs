@@ -62,8 +62,8 @@ fn shared_states_are_a_share_and_the_same_bytes_are_sent() {
     for what in ["parameters", "gradients"] {
         assert_eq!(held(&shared, what), held(&whole, what), "{what}");
     }
-    // A reduce-scatter and an all-gather of 16-bit elements send as much as an all-reduce of them. The difference is
-    // what the ranks agree on.
+    // A reduce-scatter and an all-gather of 16-bit elements together send as much as an all-reduce of them. The further
+    // bytes are those of values on which the ranks must agree.
     let [whole, shared] = [whole, shared].map(|report| report["bus_bytes"].as_u64().unwrap());
     assert!(shared >= whole && shared - whole < 1024, "{shared} {whole}");
 }
@@ -366,7 +366,8 @@ fn micro_batches_are_summed_once_a_pass_or_each_with_sums_of_a_shard() {
     let buckets = one["buckets"].as_u64().unwrap();
     assert_eq!(buckets, 8);
     assert_eq!([&one, &local, &summed].map(|report| count(report, "reduce-scatter")), [8, 8, 24]);
-    // The first micro-batch is copied; the second is added to it, and both to the last.
+    // In each bucket, the sums of the first micro-batch are copied and those of the second are added to the copy. The
+    // copy is then added to the sums of the last micro-batch.
     assert_eq!([&one, &local, &summed].map(|report| count(report, "add")), [0, 0, 16]);
     assert_eq!(count(&summed, "copy"), 8);
     // Each forward and each backward gathers every bucket, except for the bucket that stays full between them.

@@ -210,8 +210,8 @@ pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
     content
 }
 
-/// Returns options of a group, as JSON with a comma before each: for every field of the optimizer, options that change
-/// only this field.
+/// Returns options of a group, each as JSON after a comma. Each option changes one field of the optimizer from its
+/// default.
 pub(crate) fn changed_options(descriptor: &Descriptor) -> Vec<String> {
     let changed = |field: &Field| {
         let mut optimizer = descriptor.build();

@@ -72,7 +72,7 @@ impl Element {
         self.param.at = param;
     }
 
-    /// Returns the error of an f32 parameter as a share of its bound; a right parameter has at most 1.
+    /// Returns the error of an f32 parameter as a share of its bound. The share is at most 1 if the parameter is right.
     pub(crate) fn judge(&self, param: f32) -> f64 {
         (f64::from(param) - self.param.at).abs() / (SECOND_ORDER * self.param.off)
     }

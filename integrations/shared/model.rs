@@ -165,7 +165,7 @@ impl Model {
     /// Steps each parameter that has a gradient. Returns the decision about the step, if the options need a norm.
     ///
     /// # Shapes
-    /// One slice per parameter and one per gradient, each as long as the parameter.
+    /// One slice per parameter and one per gradient. A slice has as many elements as its parameter.
     pub(crate) fn step<'a>(
         &mut self,
         lr: f64,

@@ -18,7 +18,7 @@ from .torch._lists import RULES
 __all__ = ["Op", "install"]
 
 UNCORRECTED = 2.0**60
-"""A step count at which every power of a beta below 1 is 0, so that there is no bias correction."""
+"""A step count for which ``beta ** count`` is 0 for every beta below 1. There is then no bias correction."""
 
 
 class Op:
@@ -45,7 +45,7 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Makes an optimizer. A step takes only its ``adamw_mode``, because each step gets all numbers as arguments."""
+        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``: each step gets its own numbers."""
         self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode
         if self._own is not None:
             self._own.create_adam(optimizer_id, *self._created[optimizer_id], False)
@@ -172,7 +172,7 @@ class Op:
         return "adamw" if self._created[optimizer_id][-1] else "adam"
 
     def __getattr__(self, name: str) -> Any:
-        """Returns any other name from DeepSpeed's own op."""
+        """For an attribute that this class lacks, returns the attribute of DeepSpeed's own op."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._load_own(), name)
@@ -186,7 +186,7 @@ class Op:
                 own = self._builder().load()
             finally:
                 loaded[self._builder.NAME] = self
-            # Its functions look optimizers up by id, and crash at an id that it does not know.
+            # The functions of this op look optimizers up by id, and crash at an id that the op does not know.
             for optimizer_id, arguments in self._created.items():
                 own.create_adam(optimizer_id, *arguments, False)
             self._own = own

@@ -61,7 +61,7 @@ pub struct GpuCase {
     pub world_size: u32,
     /// Element types.
     pub storage: Storage,
-    /// Whether Decide derives a clip coefficient from the norm.
+    /// Whether the op Decide derives a clip coefficient from the norm.
     pub clips: bool,
 }
 
@@ -175,7 +175,7 @@ impl GpuLauncher {
         self.device.read(span, into, unsafe { Claimed::promise() })
     }
 
-    /// Runs a pass's Begin and a step of every bucket.
+    /// Runs the op Begin of a pass, and a step of every bucket.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.

@@ -116,7 +116,7 @@ impl Launcher {
     /// arena.
     ///
     /// # Errors
-    /// `Config` for any other memory, because its elements do not have the type of parameters or gradients.
+    /// `Config` for any other kind of tensor, because it does not have the element type of parameters or gradients.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
         let precision = self.precision();
         let (dtype, master) = match memory {
@@ -146,7 +146,7 @@ impl Launcher {
                 is_signed: 1,
                 reserved: 0,
             };
-            // SAFETY: each address is of a run of that length in this launcher's memory, which only `&mut self`
+            // SAFETY: each address is that of `count` elements in this launcher's memory, which only `&mut self`
             // reaches.
             unsafe {
                 self.kernels.encode_at(values.as_ptr(), &stored);

@@ -57,7 +57,7 @@ pub struct LoadSize {
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// The number of bytes that a pass over activations reads, and the number that it writes. It is at least the size
+    /// The number of bytes that a pass over activations reads, and also the number that it writes: at least the bytes
     /// of a gradient.
     pub activation_bytes: u64,
     /// The time of the all-reduce.
@@ -308,7 +308,7 @@ impl Collective for PacedReduce {
         place == Place::Cuda(self.driver.ordinal())
     }
 
-    /// Makes the all-reduce. A broadcast does nothing, because the first pass is not measured.
+    /// Makes the all-reduce. A broadcast does nothing: only the first pass has one, and that pass is not measured.
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());

@@ -28,8 +28,8 @@ pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
 pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Mark, Sample, Times, Trainer, Work};
 
-/// Returns the event at time zero of a stepper's recorded ops, or `None` if the stepper does not record. With this
-/// event a bench times the trainer's stream on the same clock.
+/// Returns the event from which the times of a stepper's ops count, or `None` if the stepper does not record these
+/// times. With this event a bench times the trainer's stream on the same clock.
 pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
     stepper.clock_zero()
 }

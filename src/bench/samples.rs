@@ -1,5 +1,5 @@
-//! Times launches on a GPU, and copies that move the same number of bytes. CUDA events measure the times. This file
-//! also has the trainer's stream.
+//! Times two kinds of work on a GPU: launches, and copies that move the same number of bytes. CUDA events measure the
+//! times. This file also has the trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
 //! time is measured. The plug is one copy of the L2 cache's size per launch. If the plug was too short, the sample is
@@ -115,7 +115,7 @@ impl GpuLauncher {
         Ok(())
     }
 
-    /// Returns where a copy of this bucket reads and writes.
+    /// Returns the source and the destination of the copy that is compared with this bucket's step.
     pub(super) fn copied_part(&self, bytes: u64, bucket: u32) -> [DevicePtr; 2] {
         let count = self.plan.buckets().len() as u32;
         assert!(bucket < count, "the plan has {count} buckets");

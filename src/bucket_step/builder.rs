@@ -23,7 +23,7 @@ pub struct BucketStepBuilder {
     bucket: Option<ForeignBucket>,
     /// The optimizer of each group.
     optimizers: Vec<Box<dyn Optimizer>>,
-    /// Whether each group has a separate optimizer.
+    /// For each group, whether it has a separate optimizer.
     has_own: Vec<bool>,
     precision: Precision,
     copy: Option<DType>,

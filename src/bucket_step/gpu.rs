@@ -1,7 +1,7 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs of memory. Every
-//! other kind of tensor is in one run.
+//! The launches are the same as those of a stepper. Parameters and gradients may lie apart, each at its own address.
+//! Any other kind of tensor is in one run of memory.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -148,13 +148,13 @@ impl BucketStep<OnGpu> {
     ///   and action.
     ///
     /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
-    /// parameters or gradients are in separate runs, and their addresses change a third time before the GPU has copied
-    /// the first change.
+    /// each parameter or each gradient has its own address, and these addresses change a third time before the GPU
+    /// has copied the first change.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for separate runs of
-    /// tensors that are neither parameters nor gradients. `Device` if a launch fails, and `Poisoned` in every later
-    /// call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for one address per
+    /// parameter where the tensors are neither parameters nor gradients. `Device` if a launch fails, and `Poisoned` in
+    /// every later call.
     ///
     /// # Safety
     /// The stream belongs to this GPU and lives until it has run the step. The stream is not being captured, because a
@@ -177,17 +177,17 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues the step after a norm over several buckets has been decided. The step is clipped by the norm's
-    /// coefficient, or skipped.
+    /// Enqueues a step that is clipped or skipped by the decision of a norm over several buckets. The norm must be
+    /// decided before this call.
     ///
     /// # Ordering
-    /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
+    /// Ordering as for [`enqueue`](Self::enqueue). The step also runs after all earlier work of the norm on any stream.
     ///
     /// # Errors
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory, and for separate runs of tensors that are neither parameters nor gradients. `Order` if the norm has not
-    /// been decided, the bucket was not added to it, or the bucket was stepped after it was added. `Device` if a launch
-    /// fails, and `Poisoned` in every later call.
+    /// memory, and for one address per parameter where the tensors are neither parameters nor gradients. `Order` if the
+    /// norm has not been decided, the bucket was not added to it, or the bucket was stepped after it was added.
+    /// `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
@@ -214,8 +214,9 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream, after the norm's last call on any stream. This call may make two launches if it
-    /// is the first one, or if a parameter was frozen or unfrozen since the last step.
+    /// Makes one launch on the stream, after all earlier work of the norm on any stream. The bucket's first call of
+    /// this method may make two launches, and so may a call after a parameter was frozen or unfrozen since the last
+    /// step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host

@@ -205,8 +205,8 @@ impl GradNorm<NormOnGpu> {
     /// Enqueues the beginning of a new norm. `scaling` must describe all gradients that are added.
     ///
     /// # Ordering
-    /// The launch runs on the stream, after the work that the norm's previous call enqueued on any stream. The same
-    /// holds for every call of this type.
+    /// The launch runs on the stream, after the work that the norm's previous call enqueued on any stream.
+    /// Likewise, the work of every later call on this norm comes after the work of the call before it.
     ///
     /// # Errors
     /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`. `Device` if a launch

@@ -77,7 +77,7 @@ impl Scaling {
         Err(Error::config("clip", self.clip, "a norm decides the coefficient", "leave it out"))
     }
 
-    /// Puts the factors into the arguments of a Begin.
+    /// Puts the factors into the arguments of the kernel `begin`.
     pub(super) fn put(&self, args: &mut crate::abi::InstepBeginArgs) {
         args.divisor = f64::from(self.world_size);
         args.loss_scale = self.loss_scale;

@@ -38,7 +38,7 @@ impl Kind {
 
     /// Returns true if an address is not a multiple of the unit's size.
     fn is_misaligned(&self, address: usize) -> bool {
-        // The bytes are a power of two, and a mask is faster than a division.
+        // The number of bytes is a power of two, and a mask is faster than a division.
         address as u64 & (self.bytes - 1) != 0
     }
 }
@@ -274,7 +274,7 @@ impl Shape {
         match runs.windows(2).find(|pair| pair[1].0 - pair[0].0 < pair[0].1) {
             None => Ok(()),
             Some(pair) => {
-                // The error names both tensors in the order of the call, not in the order of memory.
+                // The error names the two tensors in the order of their kinds, not in the order of their addresses.
                 let [one, other] = [pair[0].2.min(pair[1].2), pair[0].2.max(pair[1].2)];
                 let thing = format_args!("{} and {}", self.kinds[one].name, self.kinds[other].name);
                 Err(Error::layout(thing, "overlap", "give each its own memory"))

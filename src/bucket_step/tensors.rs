@@ -1,7 +1,7 @@
 //! The tensors of one call. They are checked slices, or addresses that the caller must check.
 //!
-//! A tensor is one run with the bucket's offsets, or one run per parameter. This file returns addresses and lengths and
-//! touches no element.
+//! A tensor is one run of elements with the bucket's offsets, or one such run per parameter. This file returns
+//! addresses and lengths and touches no element.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -50,7 +50,7 @@ pub(super) struct Run {
     pub(super) elements: Option<usize>,
 }
 
-/// A list of runs. `get` is the function that reads elements of this list's type.
+/// A list of slices or addresses. The function `get` returns one of them as a [`Run`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Runs {
     list: *const c_void,
@@ -133,7 +133,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
         }
         let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
@@ -148,7 +148,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
@@ -163,7 +163,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
             slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
         }
@@ -194,7 +194,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: the caller's promise. The slice stays borrowed for as long as the tensor.
+            // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
             slice.map_or(Run::NONE, Run::of)
         }

@@ -1,6 +1,6 @@
 //! The trainer's own scalars and texts, saved together with the stepper.
 //!
-//! This file has plain data. Saving refuses names that a checkpoint uses itself.
+//! The types here are plain data. Saving refuses names that a checkpoint uses itself.
 
 use std::collections::BTreeMap;
 

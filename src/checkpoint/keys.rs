@@ -10,13 +10,13 @@ pub(super) const STATE: &str = "state.";
 pub(super) const EMA: &str = "ema.";
 /// The step count's name. It is used like a state's name.
 pub(super) const STEP: &str = "step";
-/// The tensor of checksums.
+/// The name of the tensor that has the checksums.
 pub const CHECKSUMS: &str = "crc32";
 /// The names of the stepper's scalars.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";
 pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
-/// The metadata key for the program that wrote the file and the version of the format.
+/// The metadata key that marks a file as a checkpoint of this library. Its value is the version of the format.
 pub const VERSION_KEY: &str = "instep.checkpoint";
 pub(super) const VERSION: &str = "1";

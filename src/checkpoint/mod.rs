@@ -184,7 +184,8 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
 
 /// Loads a checkpoint. Parameters, states and step counts go into the stepper, and the rest is returned. Every rank
 /// must load the same file, because states are never broadcast. If a rank loaded another file or none, the next
-/// collective that [compares](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of rank 0.
+/// collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of
+/// rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again
 /// before it is written. Nothing in the stepper changes before the whole file has been checked.

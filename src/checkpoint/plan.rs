@@ -162,8 +162,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// Returns the names of a parameter's step counts, each with its optimizer. There is one for the first optimizer and
-/// one for each further optimizer.
+/// Returns the names of a parameter's step counts, each with its optimizer: `step` for the first optimizer, and
+/// `step#1` and so on for further optimizers. The name `step` is returned even if no optimizer steps the parameter.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

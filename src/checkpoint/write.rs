@@ -80,7 +80,7 @@ impl Outline {
         Ok(Outline { header: header(&entries, &metadata)?, scalars, tensors })
     }
 
-    /// Writes everything before the tensors, and returns its checksums.
+    /// Writes the header and the scalars, and returns the checksum of each.
     pub(super) fn write(&self, out: &mut Summed<impl Write>) -> io::Result<Vec<u32>> {
         out.write_all(&self.header)?;
         let mut checksums = vec![out.take_checksum()];
@@ -208,7 +208,7 @@ impl<W> Summed<W> {
         Summed { out, hasher: crc32fast::Hasher::new() }
     }
 
-    /// Returns the checksum of all bytes since the last call.
+    /// Returns the checksum of all bytes that were written since this function was last called.
     pub(super) fn take_checksum(&mut self) -> u32 {
         std::mem::take(&mut self.hasher).finalize()
     }

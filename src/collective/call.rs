@@ -223,7 +223,7 @@ impl<'a> Call<'a> {
     /// Returns the bytes of the source.
     ///
     /// # Errors
-    /// `Unsupported` if it is a GPU's memory.
+    /// `Unsupported` if the source is in a GPU's memory.
     pub fn source(&self) -> Result<&[u8]> {
         let len = self.host_len(self.src_bytes)?;
         // SAFETY: the maker of the call has promised host memory of this length. A mutable slice of this memory borrows
@@ -234,7 +234,7 @@ impl<'a> Call<'a> {
     /// Returns the bytes of the destination. If the call is in place, these are at first the bytes of the source.
     ///
     /// # Errors
-    /// `Unsupported` if it is a GPU's memory.
+    /// `Unsupported` if the destination is in a GPU's memory.
     pub fn target(&mut self) -> Result<&mut [u8]> {
         let len = self.host_len(self.dst_bytes)?;
         // SAFETY: the maker of the call has promised host memory of this length. `&mut self` excludes other slices of

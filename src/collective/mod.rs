@@ -102,7 +102,7 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
     }
 
-    /// Receives the plan of a stepper's buckets before any call for them. This happens when the stepper is built, and
+    /// Receives the plan of a stepper's buckets before any collective on them. This happens when the stepper is built, and
     /// again if the stepper rebuilds its buckets. An implementation can size its buffers here, or reject the plan.
     ///
     /// # Errors

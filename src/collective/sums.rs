@@ -19,10 +19,10 @@ use crate::handle::Place;
 ///    not zero gradients for you.
 /// 2. Sum the whole bucket over the ranks, in place. Do not divide, because the step divides by the number of ranks. If
 ///    your all-reduce averages, pass rank 0 and a world size of 1.
-/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU it takes an event after the sum. On the host it
-///    takes a closure that returns once the sum is complete. On the host you may instead call
-///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
-///    any order.
+/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU, this call takes an event that you recorded
+///    after the sum. On the host, it takes a closure that returns once the sum is complete. On the host you may instead
+///    call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets
+///    in any order.
 ///
 /// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that
 /// was not handed over, and a gradient that was not asked for. This does not apply to frozen and

@@ -2,7 +2,7 @@
 //!
 //! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a launch
 //! that derives the update's scalars comes first, and the host waits if it is eight steps ahead of the GPU. A failure
-//! is sticky, because records and settings may be of different steps after it.
+//! is sticky, because after it the records and the settings may belong to different steps.
 #![allow(unsafe_code)]
 
 use std::ptr;

@@ -15,7 +15,7 @@ use crate::launch::{Piece, Region};
 use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
-/// The full buckets. The shard's memory also has a part of each.
+/// The full buckets. A part of each is also in the memory of the shards.
 #[derive(Default)]
 pub(super) struct Unsharded(Vec<Whole>);
 
@@ -54,7 +54,7 @@ impl Unsharded {
     }
 
     /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
-    /// streams that use it.
+    /// streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
@@ -75,14 +75,14 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that contains this span, after the work on its stream. If two spans of a
-    /// bucket are released, the first release frees the memory of the full bucket.
+    /// Frees the memory of the full bucket that contains this span, after the work on the stream that frees it. If two
+    /// spans of a bucket are released, the first release frees the memory of the full bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns the number of bytes of `memory`, as if all sharded buckets of this [`Memory`] were full on this GPU. The
-    /// stepper subtracts the bytes that are not on this GPU now.
+    /// Returns how many bytes `memory` would have on this GPU if all its sharded buckets were full. The stepper subtracts
+    /// the bytes that are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -93,7 +93,7 @@ impl Unsharded {
     }
 }
 
-/// Returns whether ranks keep only their shards of the buckets of this [`Memory`].
+/// Returns whether each rank keeps only its own shards of the buckets in `memory`.
 pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }

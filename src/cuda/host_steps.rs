@@ -35,7 +35,7 @@ pub(crate) struct HostSide {
 }
 
 pub(super) struct HostSteps {
-    /// Whether copied memory is page-locked.
+    /// Whether the memory that is copied to or from the GPU is page-locked.
     pub(super) is_pinned: bool,
     shared: Arc<Shared>,
     /// The calls that the driver was given. They are never freed before the device, because a graph may make a call at

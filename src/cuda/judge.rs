@@ -30,7 +30,7 @@ pub(super) struct Range {
 pub(super) enum Kind {
     Read,
     Write,
-    /// The work touches these bytes only if another range allows it. A claim with such ranges does not restrict other
+    /// The work may touch these bytes only if another range allows it. A claim with such ranges does not restrict other
     /// memory.
     Guarded,
 }

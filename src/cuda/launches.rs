@@ -27,8 +27,8 @@ use crate::optim::EnqueuedStep;
 /// kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 38 << 10;
 
-/// The bytes that a block moves if tiles are smaller, for example in bf16 throughout. A single small tile has too few
-/// loads to hide the time that a block takes to start.
+/// The bytes that a block moves if tiles are smaller, for example if all tensors are bf16. A single small tile has too
+/// few loads to hide the time that a block takes to start.
 const SHARE_BYTES: u64 = 224 << 10;
 
 /// The GPU has a slot for each block that can be resident. If there are enough tiles, each slot runs at least this many
@@ -177,7 +177,7 @@ impl Grid {
 }
 
 /// Returns the number of blocks, at most `most`, that take equal shares of the tiles. Only the last share may be
-/// smaller. With exactly `most` blocks, the shares would have the same size, and the last blocks might get no tile.
+/// smaller. Exactly `most` blocks would not make the shares smaller, and the last blocks might get no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }

@@ -11,7 +11,8 @@
 //! start the driver, order or start a stream's work, ask whether the work has ended, or allocate memory for it. They
 //! are the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code
 //! from one of the other calls. These calls make or free an object, copy, fill, call the host, or capture. They may
-//! also repeat a new fault. [`call`] converts their results to numbers at once, and matches on no enum.
+//! also return the new code of an earlier fault. [`call`] converts their results to numbers at once, and matches on no
+//! enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -103,10 +104,10 @@ macro_rules! direct {
 
             $(
                 /// # Safety
-                /// Calls the function as `cuda.h` documents it.
+                /// The call meets the conditions that `cuda.h` documents for the function.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
-                    // SAFETY: the caller calls the function as `cuda.h` documents it.
+                    // SAFETY: the caller guarantees the conditions that `cuda.h` documents.
                     match unsafe { (self.$name)($($argument),*) } {
                         0 => Ok(()),
                         code => Err(self.error(stringify!($name), code)),
@@ -162,7 +163,7 @@ type Unused = *mut c_void;
 
 impl CaptureInfo {
     fn of(library: &Library) -> Option<CaptureInfo> {
-        // SAFETY: `cuda.h` gives these symbols these types, except that the places of unused results have types there.
+        // SAFETY: `cuda.h` gives these symbols these types, but with typed pointers for the results that are unused here.
         unsafe {
             let v3 = library.get(b"cuStreamGetCaptureInfo_v3").map(|found| CaptureInfo::V3(*found));
             v3.or_else(|_| library.get(b"cuStreamGetCaptureInfo_v2").map(|found| CaptureInfo::V2(*found)))

@@ -206,7 +206,7 @@ impl Arena {
     }
 
     /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
-    /// streams that use it.
+    /// streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.handle.1 = stream;
     }

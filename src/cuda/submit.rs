@@ -1,8 +1,8 @@
 //! Runs ops as driver calls on the caller's thread.
 //!
-//! In a steady state a bucket takes three calls: a wait for an event, a launch and a record of an event. Only the ops
-//! decide which work runs, and in which order. `run_all` never blocks, except while the host is eight passes ahead of
-//! the GPU.
+//! In a steady state a bucket takes three calls: a wait for an event, a launch, and the recording of an event. Only the
+//! ops decide which work runs, and in which order. `run_all` never blocks, except while the host is eight passes ahead
+//! of the GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

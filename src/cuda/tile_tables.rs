@@ -146,7 +146,7 @@ impl StagedTiles {
     /// Enqueues the copy of each list to its table, from the buffer of the last [`turn`](Self::turn).
     ///
     /// # Safety
-    /// The tables are as long as their lists and alive. The stream comes after all work that reads them. The lists fit
+    /// The tables are alive, and as long as their lists. The stream comes after all work that reads them. The lists fit
     /// in the buffer.
     unsafe fn send(
         &mut self,

@@ -189,7 +189,7 @@ impl Chunks for BucketJob {
     }
 }
 
-/// How many bytes a step prefetches ahead of its loads in each array.
+/// The prefetch distance of a step in bytes: how far ahead of its loads it prefetches in each array.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
 /// If the stepped memory takes fewer bytes than this in total, it is assumed to be in a cache, where prefetches do not

@@ -74,8 +74,8 @@ impl CustomStep {
             let len = param.len as usize;
             let mut states: [&mut [f32]; INSTEP_MAX_STATES as usize] =
                 std::array::from_fn(|_| Default::default());
-            // SAFETY: by the launch's own checks, the segment lies in its memories. Parameter, gradient and states are
-            // different memories. By the schedule, no other op touches this bucket while its step runs.
+            // SAFETY: by the launch's own checks, all addresses are valid for the segment's elements. Parameter,
+            // gradient and states do not overlap. By the schedule, no other op touches this bucket while its step runs.
             let (values, grad) = unsafe {
                 for (slice, state) in states.iter_mut().zip(&param.states[..param.state_count]) {
                     *slice = std::slice::from_raw_parts_mut(*state, len);

@@ -309,8 +309,8 @@ impl Kernels {
     /// arrays in place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays. Each is valid for these elements. Arrays do not overlap, and nothing else touches this
-    /// range of an array.
+    /// There are 2 to 5 arrays. Each is valid for the range `elements`. Arrays do not overlap, and nothing else touches
+    /// this range of an array.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],

@@ -1,4 +1,4 @@
-//! Memory of the host device: for each kind of memory ([`Memory`]) one aligned, zeroed arena, or the caller's tensors.
+//! Memory of the host device: one aligned, zeroed arena for each [`Memory`], or the caller's tensors.
 //!
 //! This file returns raw pointers within checked bounds, never references. Two things order all accesses through
 //! these pointers: the schedule, and Rust's borrow rules for the slices of `src/stepper/views.rs`.
@@ -72,13 +72,14 @@ impl Arena {
             Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
         })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
-        // SAFETY: `skipped` is less than `alignment`, and the allocation is longer than the arena and `offset` by
-        // `alignment`.
+        // SAFETY: `skipped` is less than `alignment`, and the allocation has room for `alignment` bytes in addition to
+        // the arena and `offset`.
         let page = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
             advise_huge_pages(page, size);
         }
-        // SAFETY: the allocation is longer than the arena, the alignment and `offset` together.
+        // SAFETY: the allocation is as long as the arena, `alignment` and `offset` together, and `skipped` is less than
+        // `alignment`.
         Ok(Arena { base: unsafe { page.add(offset) }, bytes: size as u64, allocation, layout })
     }
 }
@@ -250,7 +251,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes memories for the host's ops from memory that another owner allocates and frees.
+    /// Makes the `Memories` for the host's ops from the addresses of memory that another owner allocates and frees.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -290,7 +291,7 @@ impl Memories {
         unsafe { give_back(self.resolve(span), span.bytes()) }
     }
 
-    /// Fills a span with ones of its type.
+    /// Sets every element of a span to the number 1 in the type `dtype`.
     ///
     /// # Safety
     /// Nothing else touches the span.

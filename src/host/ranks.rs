@@ -197,7 +197,7 @@ impl InProcess {
 /// buffers may be unaligned.
 ///
 /// # Safety
-/// Every buffer is valid for `bytes`. Buffers do not overlap, and nothing else touches this part of a buffer.
+/// Every buffer is valid for `bytes` bytes. Buffers do not overlap, and nothing else touches this part of a buffer.
 pub(crate) unsafe fn combine(
     kind: CollectiveKind,
     ranks: &[*mut u8],
@@ -238,7 +238,7 @@ unsafe fn combine_numbers<const BYTES: usize>(
     }
 }
 
-/// Returns the range of `elements` that a rank sums for all ranks.
+/// Returns the range of elements that a rank sums for all ranks, out of `elements` elements.
 fn part_of(elements: u64, rank: usize, ranks: u64) -> Range<u64> {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
     (rank * part).min(elements)..((rank + 1) * part).min(elements)
@@ -316,7 +316,7 @@ impl Collective for InProcess {
                 let part = call.src_bytes() as usize;
                 for (rank, (_, theirs)) in calls.iter().enumerate() {
                     let place = dst.wrapping_add(rank * part);
-                    // This rank's own source may already lie there. Peers read this source now, so it must not be
+                    // This rank's own source may already lie at `place`. Peers read this source now, so it must not be
                     // written, not even with the same bytes.
                     if !std::ptr::eq(theirs.src, place) {
                         // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Sources are

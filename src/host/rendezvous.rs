@@ -26,12 +26,12 @@ struct State {
     failure: Option<(u32, Error)>,
 }
 
-/// How many seats one rank has taken so far, and how many of these it has left, over all splits.
+/// How many seats one rank has taken so far, and how many of these it has given up, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
     /// Number of seats that the rank has taken. Its next seat is in a split with this number.
     taken: usize,
-    /// Number of seats that the rank has left.
+    /// Number of seats that the rank has given up.
     left: usize,
 }
 
@@ -53,7 +53,7 @@ struct Split {
     met: u64,
     /// Number of meetings from which all ranks have departed.
     parted: u64,
-    /// For each rank, whether it has left its seat in this split.
+    /// For each rank, whether it has given up its seat in this split.
     empty: Vec<bool>,
     changed: Arc<Condvar>,
 }
@@ -149,7 +149,7 @@ impl Rendezvous {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Leaves a seat. The seat then makes no more calls.
+    /// Gives up a seat. The seat then makes no more calls.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
@@ -248,7 +248,7 @@ impl Split {
         }
     }
 
-    /// Returns the number of the meeting.
+    /// Enters a rank's call in the next meeting. Returns the number of this meeting, counted from 1.
     fn arrive(&mut self, place: u32, call: &Call<'_>) -> u64 {
         self.calls[place as usize] = Some((call.key(), call.addresses()));
         self.words[place as usize] = call.words().cloned();
@@ -267,7 +267,7 @@ impl Split {
         self.changed.notify_all();
     }
 
-    /// Returns the number of the meeting.
+    /// Counts one more rank as departed from the current meeting. Returns the number of this meeting.
     fn depart(&mut self) -> u64 {
         self.departed += 1;
         let meeting = self.met;

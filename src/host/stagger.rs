@@ -23,14 +23,14 @@ pub(crate) struct Stagger {
 }
 
 impl Stagger {
-    /// Adds `bytes` of the caller's memory at `address`. These bytes are a part of an array, and begin at byte `start`
-    /// of the array.
+    /// Adds `bytes` bytes of the caller's memory at `address`. These bytes are a part of an array, and begin at byte
+    /// `start` of the array.
     pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns the offset in a page at which another array of `bytes` should start. The offset aliases with the fewest
-    /// bytes of other arrays. Of all such offsets, it is the one with the largest distance to its neighbours.
+    /// Returns the offset in a page at which another array of `bytes` bytes should start. The offset aliases with the
+    /// fewest bytes of other arrays. Of all such offsets, it is the one with the largest distance to its neighbours.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);

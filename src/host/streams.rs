@@ -23,7 +23,7 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// Returns the largest number of ops that one pass queues on a stream.
     fn op_room(&self) -> usize;
 
-    /// Returns the streams that have ops, except the trainer's.
+    /// Returns the streams that have ops, except the trainer's stream.
     fn streams(&self) -> &'static [Stream];
 
     /// Runs one op to its end on the calling thread. The op may panic. The streams themselves handle Wait and Record.

@@ -252,7 +252,7 @@ impl Assignment {
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
     }
 
-    /// Returns all custom optimizers that are in a list.
+    /// Returns the custom optimizers that are in the list of at least one segment.
     pub(crate) fn customs(&self) -> impl Iterator<Item = &Arc<dyn StepParam>> {
         let mut is_listed = vec![false; self.optimizers.len()];
         self.lists.iter().flatten().for_each(|k| is_listed[*k as usize] = true);
@@ -323,7 +323,7 @@ impl Assignment {
                 launches.insert(at + 1, end);
             }
         }
-        // Averaged segments join the first launch of a kernel.
+        // Segments that are averaged or left join the first launch that is not for a custom optimizer.
         let averaged: Vec<u32> =
             segments.filter(|k| plan.segments()[*k as usize].action != SegmentAction::Step).collect();
         if !averaged.is_empty() {
@@ -406,8 +406,8 @@ impl Assignment {
     }
 }
 
-/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). The square roots of
-/// these moments must be small compared with eps.
+/// With 8-bit codes, a block of second moments becomes zero if its largest value is below 2^-90
+/// (`kernels/numeric/codes.h`). The square roots of these moments must be small compared with eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";

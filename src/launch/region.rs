@@ -218,8 +218,8 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Returns the address and the length of each part of a span that lies in one piece. Bytes after the end of the
-    /// memory are left out.
+    /// Cuts a span where one piece ends and the next begins, and returns the address and the length of each part. Bytes
+    /// after the end of the memory are left out.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));

@@ -152,8 +152,8 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. A sharded bucket has shards on other ranks, or its counts of ranks follow
-    /// its last shard.
+    /// Returns whether the bucket is sharded: it has shards on other ranks, or it is a single shard, followed by
+    /// counts of ranks.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }

@@ -89,8 +89,8 @@ impl Plan {
     /// Cuts the same layout by the same caps, filling buckets in the given order of registration indices.
     ///
     /// # Errors
-    /// `Layout` unless `order` names each parameter once, or if the buckets hold 2^56 elements or more. `Unsupported`
-    /// if the buckets are the caller's.
+    /// `Layout` if `order` does not name each parameter exactly once, or if the buckets hold 2^56 elements or more.
+    /// `Unsupported` if the buckets are the caller's.
     pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
         let Some(cut) = self.cut else {
             let wrong = "buckets that the caller owns cannot be reordered";

@@ -75,10 +75,10 @@ pub enum Rounding {
 
 /// Element types of one stepper's tensors.
 ///
-/// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs tensors to round:
-/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. Stochastic
-/// rounding is refused for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop)
-/// refuse states in 8 bits, and centered [RMSprop](crate::RmsProp) takes only f32 states.
+/// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs at least one kind
+/// of tensor that it rounds: bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states
+/// that are not f32. Stochastic rounding is refused for f16 parameters without a master. [Adadelta](crate::Adadelta)
+/// and [Rprop](crate::Rprop) refuse states in 8 bits, and centered [RMSprop](crate::RmsProp) takes only f32 states.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};

@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// Describes which rows of a larger parameter a listed parameter has.
+/// Says that a listed parameter consists of some rows of a larger parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,

@@ -104,8 +104,8 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
 
-    /// Returns how many elements of the arena belong to parameters that are not local. These elements come first in the
-    /// arena.
+    /// Returns how many elements of the parameters' arena belong to parameters that are not local. These elements come
+    /// first in the arena.
     pub fn common_len(&self) -> u64 {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }

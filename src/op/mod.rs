@@ -318,8 +318,8 @@ impl Access {
     /// writes, except copies and parameters with an f32 master.
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
-        // If a step has two launches, the second one writes zeros. The first one writes means, because it reads the
-        // sums.
+        // In a step of two launches, the second launch zeroes gradients. But averaged gradients are written by the
+        // first launch, because it reads the sums.
         let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
             Memory::Grads | Memory::HostGrads | Memory::Sums => {
@@ -339,9 +339,9 @@ impl Access {
 
 impl Op {
     /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. For
-    /// this, both must use the same stream and the same communicator, and no op may lie between them for which another
-    /// stream could wait. NCCL does not order the collectives of one launch, so the checker proves that the two touch
-    /// different bytes.
+    /// this, the two must use the same stream and the same communicator. Between them there must be no op for which
+    /// another stream could wait. NCCL does not order the collectives of one launch, so the checker proves that the two
+    /// touch different bytes.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)

@@ -1,9 +1,9 @@
 //! Ranges of bytes in a stepper's memories (one [`Memory`] for parameters, one for each state, and so on), and the byte
 //! offsets of a plan's elements.
 //!
-//! Element offsets are the same in all memories of gradients. They are also the same in all other memories of tensors,
-//! but may differ between the two kinds of memory. Bytes are counted bucket by bucket, because buckets may differ in
-//! element types. This file decides which memories exist and how large elements are.
+//! All memories of gradients share their element offsets. All other memories of tensors share theirs, which may differ
+//! from those of gradients. Bytes are counted bucket by bucket, because buckets may differ in element types. This file
+//! decides which memories exist and how large elements are.
 
 use std::mem::offset_of;
 

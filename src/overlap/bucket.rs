@@ -55,8 +55,8 @@ impl GradBucket<'_> {
     }
 
     /// Returns this rank's own gradients in one piece. They are summed over micro-batches, include the loss scale, and
-    /// are not divided. The stepper's padding between gradients is zeros. **The step takes the values that the hook
-    /// leaves here as the SUM over ranks**, and divides them by the number of ranks.
+    /// are not divided. The stepper's padding between gradients is zeros. **Values that the hook leaves here count as
+    /// the SUM over ranks**: the step divides them by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }

@@ -77,7 +77,7 @@ impl Schedule {
 
     /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
     /// the caller's event or function. Otherwise the sum is complete after the trainer's work so far, and the stream
-    /// waits for this work. Returns the mark for which the step must wait, unless the same stream also steps.
+    /// waits for this work. Returns the mark for which the step must wait, or `None` if the same stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);

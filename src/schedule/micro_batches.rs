@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// Returns the part of the agreement for the number of micro-batches, if each micro-batch is summed.
+/// Returns what the number of micro-batches adds to the agreement: 0 unless each of several micro-batches is summed.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }

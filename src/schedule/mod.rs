@@ -134,7 +134,7 @@ struct LastAccess {
     stepped: Option<Mark>,
     /// The sum of an earlier micro-batch. The trainer must wait for this sum before it writes the next gradient.
     summed: Option<Mark>,
-    /// The last step, without the all-gather. The next reduce must wait for it.
+    /// The last step itself, even if an all-gather follows. The next reduce must wait for this step.
     consumed: Option<Mark>,
     /// The last download, with offload. The next reduce must wait for it.
     downloaded: Option<Mark>,
@@ -309,7 +309,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Records that the trainer has finished one use of a parameter. At the last use, the gradient is complete too.
+    /// Notes that the trainer has finished one use of a parameter. At the last use, the gradient is complete too.
     /// Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
     ///
     /// # Errors

@@ -76,8 +76,8 @@ impl Schedule {
         uploaded
     }
 
-    /// Copies broadcast parameters to the host, after they were `received`. Returns the mark for which the trainer
-    /// waits.
+    /// After the mark `received`, copies to the host the parameters that were broadcast. Returns the
+    /// mark for which the trainer waits.
     pub(super) fn download_params(
         &mut self,
         broadcast: Broadcast<'_>,

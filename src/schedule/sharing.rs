@@ -39,8 +39,8 @@ impl Schedule {
         Some(first..last + 1)
     }
 
-    /// Returns whether anything waits for single buckets: the next forward, or all-gathers. In Sequential a trainer
-    /// that is a stream waits for all steps when the pass ends.
+    /// Returns whether anything waits for single buckets: the next forward, or all-gathers. In Sequential, a
+    /// trainer that is a stream waits for all steps when the pass ends.
     fn are_buckets_awaited(&self) -> bool {
         let are_gathered = self.plan.is_sharded() && !self.plan.shards_params();
         self.policy.mode != Mode::Sequential || are_gathered

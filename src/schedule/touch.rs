@@ -94,7 +94,7 @@ impl Schedule {
         let here = self.emitter.next_ticket(Stream::Compute);
         if std::mem::replace(&mut self.all_touched, here) == here {
             // Every step and reduce of a touched bucket comes after a Record of this stream. There was no Record since
-            // the last call, so there is nothing to wait for.
+            // this function was last called, so there is nothing to wait for.
             return;
         }
         // This mark comes first because it implies the others, so there is one wait instead of many.
@@ -125,8 +125,8 @@ impl Schedule {
 
     /// Announces that the trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
-        // The trainer's earlier accesses are recorded first, so that no later reduce has to wait for a position after
-        // these waits.
+        // The Record of the trainer's position comes before these waits, so no later reduce has to wait for a position
+        // after them.
         let touched = self.emitter.record(Stream::Compute);
         let first = if self.policy.sums_by_caller { self.stream_of_gradients() } else { Stream::Reduce };
         self.emitter.after(first, &[Some(touched)]);

@@ -1,15 +1,15 @@
 //! Parameters that the trainer declares unused on all ranks in the open pass. Steps and norms skip them.
 //!
 //! The op that skips them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no
-//! wait. Ranks compare the declared parameters in the call that sums the bucket, or in the next pass if that call has
-//! already started.
+//! wait. Ranks compare the declared parameters in the collective that sums the bucket, or in the next pass if that
+//! collective has already started.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// Returns what unused parameters, given by their hash, contribute to the agreement's number.
+/// Returns what unused parameters contribute to the agreement's number. `unused` is the hash of these parameters.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }
@@ -18,8 +18,8 @@ impl Schedule {
     /// Makes the open pass skip parameters that no rank used. Frozen parameters are already skipped.
     ///
     /// # Errors
-    /// `Order` if no pass is open, if this is not the pass's last micro-batch, or if in Eager a parameter was handed
-    /// over. A refused call has changed nothing.
+    /// `Order` if no pass is open, if this is not the pass's last micro-batch, or if in Eager one of `params` was
+    /// already handed over. A refused call has changed nothing.
     pub fn leave_unused(&mut self, params: &[usize]) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {

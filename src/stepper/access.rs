@@ -15,7 +15,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl<D: Device> Stepper<D> {
-    /// Copies a tensor to the host, as f32 for every [precision](crate::Precision). Between passes it copies any
+    /// Copies a tensor to the host as f32, with any [precision](crate::Precision). Between passes it copies any
     /// tensor. In a pass it copies a parameter, or a gradient that was written in that pass. Writing the values back
     /// restores the same bits if the precision is the same. A lower precision rounds the values.
     ///
@@ -90,8 +90,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Lets the closure `write` change each parameter. The closure is called once per parameter, in registration order,
-    /// with the parameter's name and its values as f32. If parameters are not sharded, the next pass broadcasts those of
-    /// rank 0. All ranks must write the same parameters, as with [`Stepper::write`](Self::write). If the master is
+    /// with the parameter's name and its values as f32. If parameters are not sharded, the next pass broadcasts those
+    /// of rank 0. All ranks must write the same parameters, as with [`Stepper::write`](Self::write). If the master is
     /// [sharded](crate::Strategy), the closure gets the rounded parameter instead of the master.
     ///
     /// # Ordering

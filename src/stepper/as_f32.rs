@@ -1,4 +1,4 @@
-//! Converts tensors of every storage format to f32 and back. No other file of the stepper converts tensors.
+//! Converts tensors of every storage format to f32 and back, when users read or write them.
 //!
 //! This module uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32
 //! checkpoint therefore resumes a run of any precision. Conversions round to nearest, never stochastically, because
@@ -45,8 +45,8 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Decodes the values of a range of a tensor. In an 8-bit state, the range must start at a block of codes. `fetch`
-    /// is called for each `Memory` that has a part of the values, and copies that part's bytes.
+    /// Decodes the values of a range of a tensor. In an 8-bit state, the range must start where a block of codes
+    /// starts. `fetch` is called for each `Memory` that has a part of the values, and copies that part's bytes.
     pub(super) fn decode(
         &self,
         id: ParamId,

@@ -318,8 +318,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, an all-gather
-    /// can then send a smaller type. The copy is made from the [master weight](crate::Master), if there is one. It has
-    /// the value after the parameter's last update, and is zeros before the first update. A custom optimizer
+    /// can then send a smaller type. The copy is made from the [master weight](crate::Master), if there is one. The
+    /// copy has the value after the parameter's last update, and is zeros before the first update. A custom optimizer
     /// ([`Custom`](crate::optim::Custom)) writes no copy. [`Stepper::view`](crate::Stepper::view) and, on a GPU,
     /// `Stepper::ptr` return the copy in place. [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {

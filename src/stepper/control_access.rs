@@ -86,7 +86,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().device.read(span, into, unsafe { Claimed::promise() })
     }
 
-    /// Copies to a span from the host. The caller has claimed the span and recorded the access.
+    /// Copies bytes from the host to a span. The caller has claimed the span and recorded the access.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
         // SAFETY: the claim was announced to the schedule and has been waited for. A claim to write excludes views.
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })

@@ -68,8 +68,8 @@ impl Foresight {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Predicts the launches of a GPU. On a GPU, neighbouring buckets share a launch in Normed and Sequential. Call
-    /// this before the first pass.
+    /// Makes the stepper predict the launches of a GPU, where neighbouring buckets share a launch in Normed and
+    /// Sequential. Call this before the first pass.
     pub fn share_launches(&mut self) {
         let with_next = self.0.assignment.shares_with_next(&self.0.plan);
         self.0.run.get_mut().schedule.share_launches(with_next);

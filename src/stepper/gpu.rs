@@ -88,10 +88,10 @@ impl StepperBuilder<'_> {
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
     /// the address is valid until the device has been synchronised afterwards. Until then, only the stepper, the
     /// all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's stream access the
-    /// tensor. Streams that fork from the trainer's stream after [`Stepper::ptr`] and join it before the hand-over
-    /// count as the trainer's stream. In a pass, a gradient may be written only after [`Stepper::ptr`] has returned its
-    /// address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for the parameter and
-    /// its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
+    /// tensor. A stream that forks from the trainer's stream after [`Stepper::ptr`], and joins it before the
+    /// hand-over, counts as the trainer's stream. In a pass, a gradient may be written only after [`Stepper::ptr`] has
+    /// returned its address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for the
+    /// parameter and its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -191,9 +191,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Safety
     /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. The sum comes after
-    /// the pass's last write of the bucket's gradients and its last read of the bucket's parameters. (A wait for an
-    /// event that was never recorded returns at once, and an event that was recorded too early does not order the sum.
-    /// In both cases the step would race with the sum.)
+    /// the pass's last write of the bucket's gradients and last read of the bucket's parameters. (A wait for an event
+    /// that was never recorded returns at once, and an event that was recorded too early does not order the sum. In
+    /// both cases the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -289,7 +289,7 @@ impl Stepper<CudaDevice> {
         Ok(())
     }
 
-    /// If ops are recorded, returns the event from which their times count.
+    /// If ops are recorded, returns the event from which their times are measured.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.run.borrow().device.timing.as_ref().map(|timing| timing.origin.handle())

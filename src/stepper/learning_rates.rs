@@ -63,9 +63,9 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
-    /// buffer. Momentum can be switched on later only if another SGD in the same round (first, second or later
-    /// optimizer of its parameters) has a buffer. A state that is used for the first time is zeros. A state that was
-    /// used before continues from its old values.
+    /// buffer. A parameter's first optimizer is in the first round, its second optimizer in the second round, and so
+    /// on. Momentum can be switched on later only if another SGD in the same round has a buffer. A state that is used
+    /// for the first time is zeros. A state that was used before continues from its old values.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and

@@ -1,4 +1,4 @@
-//! A rank's training: the stepper, its passes, and views of the memory that it owns.
+//! A rank's training: the stepper, its passes, and views of its tensors.
 //!
 //! `state/` defines the data, `stepper.rs` owns it, and the other files are the interface for users. No file imports a
 //! file of a higher layer (`tests/house/tidy`). The safe interface cannot race. Slices borrow the stepper, and every

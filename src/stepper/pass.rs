@@ -143,7 +143,7 @@ impl<D: Device> Stepper<D> {
     /// Does not wait. The steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
     /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket.
     /// When that pass opens, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread
-    /// waits for this until the other ranks compare too.
+    /// waits until the other ranks compare too.
     ///
     /// # Errors
     /// `Order` if a pass is still open, [detached](Pass::detach) or leaked. [`abandon`](Self::abandon) ends that pass.

@@ -1,5 +1,5 @@
-//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Neither changes a bit of the
-//! training's state.
+//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Both leave every bit of the
+//! training's state as it is.
 //!
 //! All ranks use rank 0's order. Rank 0 broadcasts it through the gradients' memory, because every device and every
 //! collective can send gradients. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer
@@ -204,7 +204,7 @@ impl<D: Device> Stepper<D> {
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();
-        // If most parameters are empty, there may be more numbers than fit, and then this takes several broadcasts.
+        // If most parameters are empty, there may be more numbers than fit. Several broadcasts then send the numbers.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
             let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
             let own: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();

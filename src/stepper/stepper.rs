@@ -29,8 +29,9 @@ use crate::stepper::state::written::{Loaded, ParamsWritten};
 ///
 /// # Ordering
 /// Calls return once their ops are queued. An access first waits for the ops that it conflicts with. On a GPU, "waits"
-/// means that the trainer's stream waits. The thread itself waits only in calls that copy to or from the host, and in
-/// [`join`](Self::join) and [`close`](Self::close). It also waits when it is eight passes ahead of the GPU.
+/// means that the trainer's stream waits. The thread itself waits in calls that copy to or from the host, in
+/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead of the GPU. Each other call in which
+/// the thread waits says so.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -109,8 +110,8 @@ impl<D: Device> Stepper<D> {
         // After a failure, the recording still has the ops that were submitted and those that ran.
         let _ = self.settle_between_passes();
         if !D::TRAINER_IS_A_STREAM {
-            // The recording includes the ops after the last step, so this waits for them. If the trainer is a stream,
-            // the device waits for all ops anyway.
+            // The recording includes the ops after the last step, so `settle_control` waits for them. If the trainer is
+            // a stream, the device waits for all ops anyway.
             let _ = self.settle_control();
         }
         if (self.plan.shards_params() || self.plan.is_offloaded()) && self.refuse_open_pass().is_ok() {
@@ -131,8 +132,8 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper and returns its first failure, if any.
     ///
     /// # Ordering
-    /// Waits for all ops, even if it returns an error. After a failure on a GPU, it does not wait. Queued ops may then
-    /// still run until you synchronise the device.
+    /// Waits for all ops, even if it returns an error. The exception is a failure on a GPU: this call then does not
+    /// wait, and queued ops may still run until you synchronise the device.
     ///
     /// # Errors
     /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open. In that case, closing also ends the

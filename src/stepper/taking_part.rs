@@ -132,7 +132,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Takes part in one pass without data. A rank without data repeats this call until it returns false. `false` means
+    /// Takes part in one pass as a rank that has run out of data. Repeat the call until it returns `false`, which means
     /// that no rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on
     /// the other ranks. A call counts as one pass, whether the other ranks make one micro-batch or several. Ordinary
     /// passes may follow after a call has returned `false`.

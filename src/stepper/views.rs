@@ -287,7 +287,7 @@ impl Stepper {
     /// # Errors
     /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
     /// if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or has a [master
-    /// weight](crate::Master). Only [`write`](Self::write) updates all copies of its values.
+    /// weight](crate::Master). Only [`write`](Self::write) updates all copies of the parameter's values.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;

@@ -51,7 +51,7 @@ pub(super) struct Block {
     pub(super) bucket: Option<u32>,
 }
 
-/// Returns all blocks of a lane: the trainer's waits, then the streams' operations by start.
+/// Returns all blocks of a lane: the trainer's waits, then the streams' operations in the order of their starts.
 pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
     let waits = lane.blocked.iter().map(|wait| Block {
         stream: Stream::Compute,

@@ -1,4 +1,5 @@
-//! Times each call with growing numbers of parameters. Each figure is the time divided by the number of parameters.
+//! Times each stage of a training, from the layout to the checkpoint, with growing numbers of parameters. Each figure
+//! is the time divided by the number of parameters.
 //!
 //! Parameters are small, so the bench times bookkeeping. If a column is constant, the time is linear in the number of
 //! parameters.

@@ -43,7 +43,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the mean time of one pass's calls.
+/// Returns the mean time of a call of `grad_ready` in one pass.
 fn pass_us(stepper: &mut Stepper, layout: &Layout) -> instep::Result<f64> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;

@@ -1,6 +1,6 @@
 //! The figures of a run on the host as JSON, and the rows of its step table.
 //!
-//! If a GPU's report has the same quantity, it has the same key there. The file is written again after each row, so an
+//! A quantity that is also in a GPU's report has the same key there. The file is written again after each row, so an
 //! interrupted run leaves its measurements.
 
 use std::path::Path;

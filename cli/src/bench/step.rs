@@ -40,7 +40,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the cases: shape by shape, or in a sweep by optimizer, precision and size.
+/// Returns the cases: shape by shape, or, in a sweep, by optimizer, precision and size.
 fn all_cases(options: &Arguments) -> instep::Result<Vec<(Case, Kind, Shape)>> {
     let kinds = |case| options.precision.iter().map(move |kind| (case, *kind));
     let pairs: Vec<(Case, Kind)> = options.optimizers().into_iter().flat_map(kinds).collect();
@@ -72,7 +72,8 @@ fn one(
         return print_line(&line);
     }
     let mut launcher = cases::launcher(case, kind, shape, isa, threads, options.quick)?;
-    // The ceiling moves each f32 array once. If a step has other element types, this time is scaled to its bytes.
+    // The ceiling moves each f32 array once. If a step has other element types, the ceiling's time is scaled to the
+    // bytes of that step.
     let mut f32s = match kind {
         Kind::F32 => None,
         _ => Some(cases::launcher(case, Kind::F32, shape, isa, threads, options.quick)?),

@@ -34,8 +34,8 @@ struct Spelled {
     dtypes: Dtypes,
 }
 
-/// A parameter, or a list of parameters that is repeated. Both are one struct, so that an unknown key is refused by its
-/// name.
+/// A parameter, or a list of parameters that is repeated. One struct serves for both cases, so that the error about an
+/// unknown key names the key.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {

@@ -17,7 +17,7 @@ use crate::replay::refused;
 /// Parameters that are copied to the host, stepped and copied back together.
 #[derive(Default)]
 pub(super) struct Bucket {
-    /// Indices in the layout, in the order in which backward makes the gradients.
+    /// The parameters' indices in the layout, in the order in which backward makes the gradients.
     pub(super) params: Vec<usize>,
     pub(super) param_bytes: u64,
     pub(super) gradient_bytes: u64,
@@ -26,7 +26,7 @@ pub(super) struct Bucket {
     pub(super) norm_ns: u64,
     pub(super) step_ns: u64,
     pub(super) up_ns: u64,
-    /// The time of the uploads and the all-gather that make a unit of shards full.
+    /// The time that it takes to upload the shards of a unit and to all-gather them.
     pub(super) gather_ns: u64,
 }
 
@@ -59,9 +59,9 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
 pub(super) enum Task {
     /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one ready bucket. The buckets that were sent in the meantime must arrive first.
+    /// Steps one ready bucket, after the arrivals of all buckets that have been sent by then.
     Next,
-    /// Decides, and steps all buckets.
+    /// Decides the clip coefficient and whether to skip the step, then steps all buckets.
     Decide,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// Returns the time at which a bucket's parameters are uploaded, or its shards are stepped.
+    /// Returns the time at which a bucket's parameters are uploaded; for a unit of shards, the end of its step.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {

@@ -26,7 +26,7 @@ pub(super) struct Report {
     elements: u64,
     buckets: usize,
     optimizer: &'static str,
-    /// The peak number of bytes of each kind of memory, including padding.
+    /// The peak number of bytes of each kind of tensor, including padding.
     memory: Vec<Held>,
     memory_bytes: u64,
     /// The part of `memory_bytes` that is in the host's memory, with offload.
@@ -57,7 +57,7 @@ impl Held {
     }
 }
 
-/// The place of one kind of memory. With offload, some kinds are on the host.
+/// Where the tensors of one kind are. With offload, some kinds are on the host.
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Place {

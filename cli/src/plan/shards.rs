@@ -15,8 +15,9 @@ use super::speeds::{Ranks, bus_bytes};
 use super::{Arguments, PASSES};
 use crate::Failure;
 
-/// Elements of a block of 8-bit states, and the shortest row that has 8-bit states. A block never crosses a row.
+/// The number of elements in a block of 8-bit states. A block never crosses the end of a row.
 const BLOCK: u64 = 256;
+/// The smallest number of elements in a row with 8-bit states.
 const LEAST_ROW: u64 = 128;
 
 /// The root's number in `Model::repetitions`.

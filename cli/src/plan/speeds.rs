@@ -130,9 +130,11 @@ impl Speeds {
 pub(super) fn bus_bytes(kind: CollectiveKind, bytes: u64, world_size: u32) -> f64 {
     let (ranks, bytes) = (f64::from(world_size), bytes as f64);
     match kind {
-        CollectiveKind::AllReduce => 2.0 * bytes * (ranks - 1.0) / ranks,
+        CollectiveKind::AllReduce | CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
+            2.0 * bytes * (ranks - 1.0) / ranks
+        }
         CollectiveKind::Broadcast => bytes,
-        // The halves of an all-reduce.
+        // A reduce-scatter or an all-gather sends half as much as an all-reduce.
         _ => bytes * (ranks - 1.0) / ranks,
     }
 }

@@ -1,5 +1,5 @@
-//! `--offload=torch`: predicts training with `instep.torch.offload`. The package's threads determine the order of the
-//! work, not a schedule.
+//! `--offload=torch`: predicts training with `instep.torch.offload`. The order of the work comes from the package's
+//! threads, and not from a schedule.
 //!
 //! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`,
 //! `_offload_ring.py`). `cli/tests/offload_plans.json` has the bytes that plan and package must agree on.

@@ -36,7 +36,8 @@ impl Peaks {
         Ok(())
     }
 
-    /// Returns the peak number of bytes of `memory` in a run with these ops. `now` is its number of bytes at the end.
+    /// Returns the peak number of bytes of `memory` in a run with these ops. `now` is the number of bytes of `memory`
+    /// at the end of the run.
     pub(super) fn of(&self, memory: Memory, now: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let held = self.held.get(&memory).copied().unwrap_or(now);
         match (memory, plan.gradients()) {

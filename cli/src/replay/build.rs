@@ -1,7 +1,7 @@
 //! The stepper that a configuration describes.
 //!
 //! The stepper has one rank. It divides gradients by the number of ranks over which they were summed. The mode, threads
-//! and instruction set change no bit.
+//! and instruction set change no bit of the result.
 
 use instep::checkpoint::safetensors::quoted;
 use instep::{Error, Layout, LossScale, Solo, Stepper, Sums, Unused};
@@ -25,8 +25,9 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
             builder = builder.group_clip(group_name(index), max_norm);
         }
     }
-    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of
-    // n ranks would pad buckets to n ranks, and n comes from a file, so it may be huge.
+    // With n ranks, a constant loss scale s becomes n*s, so the stepper of one rank also divides by n. Its factor
+    // 1/(1 * (n*s)) is the same f64 as the factor 1/(n*s) of a stepper of n ranks. A stepper of n ranks would pad
+    // buckets to n ranks, and n comes from a file, so it may be huge.
     let sums = match config.loss_scale {
         LossScale::Dynamic(_) | LossScale::External(_) => {
             builder = builder.loss_scale(config.loss_scale);

@@ -20,7 +20,7 @@ pub(super) struct Gradients<'a> {
     pub(super) tensors: &'a [Tensor],
 }
 
-/// Sorts the tensors of a file that has only gradients into the layout's order.
+/// Takes the tensors of a file that has only gradients, and sorts them into the layout's order.
 ///
 /// # Errors
 /// `Tensors`, which names the first tensor that is missing, has an unknown name or has another length than its

@@ -17,7 +17,7 @@ pub const COUNT_PREFIX: &str = "step.";
 /// NAdam's products of momenta are metadata under this prefix.
 pub const PRODUCT_PREFIX: &str = "mu_product.";
 
-/// The only state that may be missing with any step count. Without it, the next step is a first step.
+/// The only state that the input may lack at any step count. Without this state, the next step is a first step.
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Step counts are below this limit, before the replay and after it.

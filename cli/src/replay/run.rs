@@ -153,8 +153,8 @@ fn contents<'a>(
 fn layout(input: &Input) -> Result<Layout, Error> {
     let mut builder = Layout::builder();
     for param in &input.params {
-        // The file has at least as many bytes as elements. The length therefore fits a usize, or else the arena is
-        // refused.
+        // The file has at least as many bytes as elements. A length that does not fit a usize therefore needs a file
+        // larger than the address space, and its arena is refused.
         builder = builder.param(&param.name, param.value.elements as usize).in_group(group_name(param.group));
         builder = builder.shape(param.value.shape.iter().map(|dimension| *dimension as usize));
     }

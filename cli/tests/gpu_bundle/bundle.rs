@@ -67,7 +67,7 @@ for k in range(3):
         time.sleep(1000)
 "##;
 
-/// A program of the Python package; it finds the package and its native half.
+/// Stands in for a program of the Python package, and checks that the package and its native half are there.
 const PYTHON: &str = r##"
 import os, pathlib, time
 package = pathlib.Path(os.environ["PYTHONPATH"])

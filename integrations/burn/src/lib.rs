@@ -172,8 +172,8 @@ impl FusedOptimizer {
         record::into_bytes(self.saved()?)
     }
 
-    /// Resumes from the states of [`into_bytes`](Self::into_bytes). The first step checks that they fit the module. It
-    /// gives the same bits as without the interruption.
+    /// Resumes from the states of [`into_bytes`](Self::into_bytes). The first step checks that the states fit the
+    /// module. The parameters get the same bits as without the interruption.
     ///
     /// # Errors
     /// `Record` if the bytes are not a record.

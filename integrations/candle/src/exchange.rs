@@ -1,4 +1,4 @@
-//! The memory of a variable, taken out of it for a step.
+//! The memory of a variable, which a step takes out of the variable.
 //!
 //! candle gives write access to memory only to an in-place operation, one tensor at a time. A step writes all tensors
 //! at once. An in-place operation therefore moves each `Vec` out of its tensor. When `Taken` is dropped, the same

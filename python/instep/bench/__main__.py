@@ -34,8 +34,8 @@ LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
 # kernels, later cases get fewer seconds, but no case gets fewer rounds than a median needs.
 CASE_S, WHOLE_S, LEAST_ROUNDS, MOST_ROUNDS = 8.0, 48.0, 5, 31
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
-# Elements that one sample steps in total if the tensors fit in the cache. The sample then makes several steps, so reading
-# the clock costs little.
+# If the tensors fit in the cache, one sample makes several steps, over this many elements in total. Reading the clock then
+# costs little.
 SAMPLE_ELEMENTS = 4 << 20
 
 

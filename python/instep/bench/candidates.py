@@ -174,7 +174,9 @@ class Made:
             self.step()
 
     def values(self) -> list[Tensor]:
-        """The stepped values, after a first step: the masters if the candidate keeps them, else the parameters."""
+        """The values that steps update: the masters if the candidate keeps them, else the parameters. A first step makes the
+        masters.
+        """
         if self.candidate.keeps_masters:
             return [self.optimizer.state[param]["master"] for param in self.params]
         return [param.detach() for param in self.params]

@@ -49,7 +49,7 @@ Forms = tuple[list[torch.Size], list[tuple[int, ...]], list[torch.dtype], list[i
 Mark = tuple[int, ...]
 """The address of a state and the versions that count writes to it."""
 Progress = tuple[int, float]
-"""The updates that a parameter has had, and the number that its optimizer carries."""
+"""The number of updates that a parameter has had, and the number that its optimizer carries."""
 
 
 class Arena:
@@ -107,7 +107,7 @@ class Arena:
         self.progress: list[Progress] = [FRESH] * len(members)
 
     def _room(self, index: int) -> int:
-        """The elements that a parameter's states take, with the gaps after its rows and at the end."""
+        """The number of elements that each state of a parameter takes up, with the gaps after rows and at the end."""
         row, length = self.rows[index].row, self.lengths[index]
         if not self._has_rows(index):
             return padded(length)
@@ -164,8 +164,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The names under which ``held`` still has this arena's tensors, at the addresses in their marks. A watched
-        tensor must not have been written since it was marked.
+        """The names under which ``held`` still has this arena's tensors. Since its mark was made, a tensor must not have
+        moved, and a watched tensor must not have been written.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -175,8 +175,8 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """The tensors that count the writes to a state in their versions, if the state is watched. A write to a
-        ``DTensor`` is counted in the ``DTensor`` itself.
+        """If the state is watched, returns the tensors with versions that count the writes to it, else an empty list. A
+        write to a ``DTensor`` is counted in the ``DTensor`` itself.
         """
         if name not in self.watched or name not in self.local[index]:
             return []
@@ -219,12 +219,12 @@ class Arena:
                 view.zero_()
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
         if self.master_word == "float32" and isinstance(values.get("master"), Tensor):
-            self.seen[index] = UNSEEN  # The parameter may have other values by now. The next step compares.
+            self.seen[index] = UNSEEN  # The parameter may differ from its master by now. The next step compares them.
         else:
             self.note([index])
 
     def hyper_of(self, index: int) -> Hyper:
-        """The hyperparameters with which the native steps step a parameter."""
+        """The hyperparameters that the native steps use for a parameter."""
         return self.hypers[id(self.groups[index])]
 
     def keeps(self, hyper: Hyper) -> bool:
@@ -369,7 +369,7 @@ class Arena:
         return row, self.firsts[index] + self.rows[index].first
 
     def _ahead(self, index: int) -> int:
-        """The number by which the native step count of a parameter is higher than its progress."""
+        """How much higher a parameter's step count is in its native step than in ``progress``."""
         return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:

@@ -39,7 +39,7 @@ class BackwardOptimizer(FusedOptimizer):
         return clips or any(group.get("max_norm") is not None for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds further parameters, if the wrapper has them."""
+        """Adds further parameters of the wrapped model."""
         if param_group.get("max_norm") is not None and hasattr(self, "_stepped") and not self._decides:
             raise ValueError("max_norm of a late group: passes decide nothing; give max_norm to a group at registration")
         super().add_param_group(param_group)

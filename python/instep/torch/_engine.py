@@ -43,22 +43,22 @@ class Batch:
     grads: Sequence[Gradient]
     grad_dtype: torch.dtype
     has_addresses: bool = False
-    """Whether all gradients are given, as addresses."""
+    """Whether every parameter has a gradient, given as an address."""
 
     @property
     def has_any(self) -> bool:
-        """Whether a parameter has a gradient."""
+        """Whether any parameter of the batch has a gradient."""
         return self.has_addresses or any(grad is not None for grad in self.grads)
 
 
 @dataclass
 class Route:
-    """The arenas of a list of parameters: for each arena, the indices of its parameters and their places in the list."""
+    """The arenas of a list of parameters: for each arena, the indices of its parameters and their positions in the list."""
 
     params: list[Tensor]
     parts: list[tuple[Arena, tuple[int, ...], list[int]]]
     others: list[int]
-    """The places of parameters without an arena."""
+    """The positions in ``params`` of parameters without an arena."""
 
     def batches(self, grads: Sequence[Gradient]) -> list[Batch]:
         """Sorts the gradients of these parameters by arena and type."""
@@ -303,8 +303,8 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """The byte of a bucket at which each gradient starts. None if a gradient cannot be stepped in place, or belongs to
-    another optimizer.
+    """For each gradient, the byte of the bucket at which it starts. None if a gradient cannot be stepped in place, or
+    belongs to another optimizer.
     """
     starts = []
     for param, grad in zip(params, grads):

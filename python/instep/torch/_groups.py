@@ -116,7 +116,7 @@ def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
 
 @lru_cache(256)
 def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
-    # The learning rate comes first. It changes most often, and no state depends on it.
+    # ``values`` lacks the learning rate, the first hyperparameter: it changes most often, and no state depends on it.
     known = OPTIMIZERS[key].defaults
     return tuple(_native.state_names(key, dict(zip(known, (next(iter(known.values())), *values)))))
 
@@ -191,7 +191,7 @@ class Settings:
         self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
 
     def of(self, group: dict[str, Any]) -> Hyper:
-        """The hyperparameters of a group. Returns the same dict as long as they do not change."""
+        """The hyperparameters of a group. Returns the same dict until they change."""
         values = self._values(group)
         known, read, hyper, may_change = self._read.get(id(group), (None, (), {}, False))
         if known is not group:

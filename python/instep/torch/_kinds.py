@@ -39,9 +39,9 @@ class Kind(NamedTuple):
     names: tuple[str, ...]
     """The names of the states."""
     word: str
-    """Their element type."""
+    """The element type of the states."""
     clip: int
-    """How their groups are clipped (see `clips_of`)."""
+    """How the parameters' groups are clipped (see `clips_of`)."""
 
 
 def kind_of(
@@ -96,7 +96,7 @@ thousands of parameters."""
 
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
-    """Refuses a group if its settings would not have the intended effect, or if its optimizer does not support its
+    """Refuses a group if its settings would not have the intended effect, or if the optimizer does not support the
     formats.
     """
     params, settings = group["params"], group.copy()
@@ -134,7 +134,7 @@ def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], h
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements fill one run of memory, in any order of dimensions."""
+    """Whether a tensor's elements fill one piece of memory without gaps, in any order of dimensions."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: (pair[1], pair[0])):
         if size == 1:
@@ -156,8 +156,8 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a parameter's states. They are the parameter's strides, or those of a dense copy if it has gaps
-    between elements.
+    """The strides of a parameter's states. They are the parameter's strides, or those of a dense copy if the
+    parameter has gaps between its elements.
     """
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
@@ -179,5 +179,5 @@ def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
     if value is None or not value.is_floating_point():
         return False
     if key == "rprop" and bool((value == 0).all()):
-        return False  # Memory starts with zeros, and no step leaves sizes of zero.
+        return False  # These are the zeros of new memory: no step leaves a step size of 0.
     return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())

@@ -95,8 +95,8 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
 def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
     """Returns the norm of all elements of a list's tensors.
 
-    The sum of squares is exact, so threads and the order of tensors do not change any bit. A None in the list is
-    ignored.
+    The sum of squares is exact, so the number of threads and the order of tensors do not change any bit of the norm. A
+    None in the list is ignored.
     """
     norm, _ = _measured(tensors, None, threads)
     return norm
@@ -125,7 +125,7 @@ def clip_(
 
 
 def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Adds each tensor to the tensor at the same index in ``into``, with the bits of ``into[k].add_(tensors[k])``.
+    """Adds each tensor to the tensor at the same index in ``into``. Results have the bits of ``into[k].add_(tensors[k])``.
 
     Tensors of both lists are float32 or bfloat16, in any mix, so bfloat16 gradients can accumulate in float32. A sum is
     computed in float32, and rounded once when it is stored.
@@ -134,9 +134,9 @@ def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None
 
 
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Copies each tensor to the tensor at the same index in ``into``, with the bits of ``into[k].copy_(tensors[k])``.
+    """Copies each tensor to the tensor at the same index in ``into``. Results have the bits of ``into[k].copy_(tensors[k])``.
 
-    Tensors are as for `add_`.
+    The same tensors are allowed as for `add_`.
     """
     _move(into, tensors, False, threads)
 

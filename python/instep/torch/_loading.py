@@ -57,7 +57,7 @@ def progress_of(
 
 
 def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
-    """The updates that a saved state has had."""
+    """The number of updates that a saved state has had."""
     step = values.get("step")
     if step is None:
         # SGD's momentum has no count in torch. If there is a buffer, there was an update.
@@ -110,7 +110,8 @@ def _refuse_parts(key: str, kept: Sequence[str], values: dict[str, Any]) -> None
     found = [name for name in kept if values.get(name) is not None]
     missing = [name for name in [*kept, *numbers] if values.get(name) is None]
     if not found and kept and ("state1" in values or counted and _number(values.get("step"))):
-        found = ["state1" if "state1" in values else "step"]  # bitsandbytes' name. Zeros would replace such states.
+        # "state1" is bitsandbytes' name. If these states were not refused, zeros would replace them.
+        found = ["state1" if "state1" in values else "step"]
     if found and missing:
         raise ValueError(f"state of a parameter: has {', '.join(found)}, but no {', '.join(missing)}; load a whole state")
 

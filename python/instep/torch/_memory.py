@@ -47,7 +47,7 @@ def _zero_bytes(count: int) -> Tensor:
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        pass  # It is advice: small pages work too.
+        pass  # The system may refuse huge pages. Small pages work too.
     # The tensor keeps the mapping alive.
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE

@@ -66,7 +66,7 @@ class GlobalNorm:
         totals = {clip: self._part(clip, ()) for clip in limits}
         for clip, total in totals.items():
             if (clip, ()) not in self._added:
-                total.sum(stream)  # A norm without a bucket can then be decided too.
+                total.sum(stream)  # A norm to which nothing was added needs a sum too.
         for holders in filter(None, spread):
             sums = [self._sum_of(self._part(clip, holders)) for clip in totals]
             for group, device_type in holders:

@@ -126,7 +126,7 @@ class Offload:
         self.names = names
         self.buckets = list(buckets)
         self.place_of = {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
-        # For each parameter with a mirror, the address and version at which both had the same value.
+        # For each parameter with a mirror, the address and version that the parameter had when the two were last equal.
         self.same: dict[int, tuple[int, int]] = {}
         self.worker = Worker(device.bind)
         self.is_open = False
@@ -298,8 +298,8 @@ class Offload:
                 self._settle(bucket)
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
-        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. It waits only for the
-        decision.
+        """Returns the decision of the last pass: norm, clip coefficient, whether steps were skipped. Waits only for this
+        decision, not for steps.
         """
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:

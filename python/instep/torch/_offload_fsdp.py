@@ -32,7 +32,7 @@ class Shards(Offload):
     """FSDP's own records, by parameter."""
 
     def send_shards(self, params: Sequence[Tensor], present: Sequence[Tensor]) -> None:
-        """Sends a unit. Its parameters that were not handed over have no gradient."""
+        """Sends a unit. The parameters in ``present`` have gradients, and the unit's other parameters have none."""
         bucket, _ = self.place_of[id(params[0])]
         known = set(map(id, present))
         grads = [param.grad if id(param) in known else None for param in bucket.params]
@@ -112,7 +112,7 @@ def offload_shards(
 
 
 def gated(call: Callable[..., Any], wait: Callable[[], None]) -> Callable[..., Any]:
-    """A function that waits first."""
+    """A function that calls ``wait``, then ``call``."""
 
     @functools.wraps(call)
     def waits(*given: Any, **named: Any) -> Any:

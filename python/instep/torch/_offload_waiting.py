@@ -19,7 +19,7 @@ LEFT_CORES = 2
 
 
 class Waiting(FusedOptimizer):
-    """An optimizer that has an `Offload`, or none."""
+    """An optimizer with or without an `Offload`."""
 
     _offload: Optional[Offload] = None
     _scaler: Optional[torch.amp.GradScaler]
@@ -66,11 +66,12 @@ class Waiting(FusedOptimizer):
         """
         if self._offload is not None:
             self._offload.settle()
-            self._offload.follow()  # If the model was loaded already, copies it before its states are loaded.
+            # If the model's parameters were loaded already, this copies them to the mirrors before states are loaded.
+            self._offload.follow()
         super().load_state_dict(state_dict)
 
     def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last step, if a clip or a scaler needed it. It waits only for the norm."""
+        """The norm of the mean gradients of the last step, if a clip or a scaler needed it. Waits only for the norm."""
         if self._offload is None:
             return super().last_norm()
         decision = self._offload.decision()

@@ -1,7 +1,7 @@
 """Optimizers that run inside backward: no other optimizer may step their parameters.
 
-A second optimizer would silently step them again. This module has no weak reference to a parameter. torch does not swap
-tensors with weak references, so it could not convert a sharded model.
+A second optimizer would silently step them again. This module has no weak reference to a parameter. torch refuses to
+convert a sharded model if a weak reference to one of its parameters exists.
 """
 
 from __future__ import annotations

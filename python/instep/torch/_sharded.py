@@ -73,11 +73,11 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def has_neighbours(param: Tensor) -> bool:
-    """Whether the rows that a rank has follow each other in the parameter. Rows that FSDP cuts do, also over tensor
-    parallelism.
+    """Whether the rows that a rank has follow each other in the parameter. They do if FSDP has cut the parameter,
+    also over tensor parallelism.
     """
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
-    shards = 1  # by the dimensions of the mesh on the right
+    shards = 1  # The product of the mesh's later dimensions that shard the rows.
     for dim in reversed(range(mesh.ndim)):
         if getattr(placements[dim], "dim", None) == 0:
             if getattr(placements[dim], "split_factor", 1) not in (1, shards):

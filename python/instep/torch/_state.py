@@ -59,7 +59,7 @@ class Reader:
 
 
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
-    """Replaces states that a parameter no longer needs by copies, because they would keep the old arena's memory alive."""
+    """Copies the states that a parameter no longer needs: the originals would keep the old arena's memory alive."""
     held = held_in(state, param)
     for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
         held[name] = held[name].clone()

@@ -1,4 +1,4 @@
-"""Watches the gradients with which backward has stepped: a change after the step comes too late, so it raises.
+"""Watches the gradients with which backward has stepped: a change after the step comes too late, so `step` raises.
 
 torch's version counter shows that a tensor was written. The version of a ``DTensor`` does not count writes by torch's
 functions over lists, so some values of a ``DTensor`` are compared too. Writes through ``.data`` and numpy are not

@@ -63,7 +63,7 @@ def register_ddp(
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
-        hook: sums a bucket instead of ``all_reduce``. It writes into the bucket's own buffer, and does not divide.
+        hook: replaces ``all_reduce``. It writes a bucket's sum into the bucket's own buffer, and does not divide.
         options: hyperparameters and options of `FusedOptimizer`.
 
     """

@@ -3,8 +3,8 @@
 FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have
 arrived, one launch on a separate stream steps them. The next unit's reduction therefore does not wait for the step. A
 clip or a gradient scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's
-`register_fsdp` raises NotImplementedError. This module uses PyTorch's hooks after a gradient's accumulation (FSDP2) and
-its optimizers in backward (FSDP1).
+`register_fsdp` raises NotImplementedError. This module uses PyTorch's post-accumulate-grad hooks (FSDP2) and in-backward
+optimizers (FSDP1).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def register_fsdp(
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
     Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()``
-    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass. It waits for each
-    unit's step before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for
+    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass. That pass waits for
+    each unit's step before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for
     schedulers, scalers and checkpoints. Its ``step`` does nothing.
 
     Arguments:

@@ -203,7 +203,7 @@ class Mirrored(Waiting):
             plain = [param.detach() for param in cut]
             forms = [one if is_dense(one) else torch.empty_like(one, device="meta") for one in plain]
             views = laid_out(device.page_locked(size), 0, forms, (param.dtype for param in cut))
-            mirrors = [view.data for view in views]  # Each has its own version.
+            mirrors = [view.data for view in views]  # Each mirror has its own version.
             for param, mirror in zip(cut, mirrors):
                 mirror.copy_(param.detach())
                 self._mirrors[id(param)] = mirror

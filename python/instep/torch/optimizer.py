@@ -156,8 +156,8 @@ class FusedOptimizer(Optimizer):
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
-        """Forgets what steps have built. It is built at its next use, not here, because a program may make an optimizer
-        for each parameter.
+        """Forgets the objects that steps have built. Each is built again at its next use, not here, because a program may
+        make an optimizer for each parameter.
         """
         if self._has_built:  # Python makes an object slower once its ``__dict__`` was read.
             for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):

@@ -163,7 +163,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
             }
             continue;
         }
-        // A value repeats only after 120 rounds, so that the sum of a recent round is detected.
+        // A value repeats only after 120 rounds, so a sum that is left over from a recent round is detected.
         let value = (round % 120 + 1) as f32;
         let own = if rank.rank == 0 { value } else { 0.0 };
         let summed = rank.sum(DType::F32, &vec![own; elements], IN_PLACE)?;

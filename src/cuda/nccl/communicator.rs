@@ -45,11 +45,11 @@ use crate::poll::{Wall, poll};
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator. NCCL
-/// connects in the first pass of each stepper. These passes must begin in the same order on every rank. If NCCL does not
-/// order collectives, all passes and replays of a device's steppers must come in the same order on every rank. If the program
-/// has its own communicator on the same device, every rank must issue the collectives of both in the same order. All of
-/// them must come from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
-/// communicator.
+/// connects in the first pass of each stepper. These passes must begin in the same order on every rank. If NCCL does
+/// not order collectives, all passes and replays of a device's steppers must come in the same order on every rank. If
+/// the program has its own communicator on the same device, every rank must issue the collectives of the program and of
+/// the stepper in the same order. All these collectives must come from the stepper's thread.
+/// [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's communicator.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
 /// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. If NCCL does

@@ -20,7 +20,8 @@ pub(super) enum Entry {
     Communicator { first: u32, count: u32 },
 }
 
-/// What one rank sends: its entry and an id. The first member of a communicator sends the communicator's id.
+/// What one rank sends: its entry and an id. The first member of a communicator sends the communicator's id, and every
+/// other rank sends zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Record {
     pub(super) entry: Entry,

@@ -35,7 +35,7 @@ struct Found {
 }
 
 /// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. An error of the
-/// check ends its wait.
+/// check ends the wait of `connect`.
 pub(super) fn meet<T>(
     options: &Options,
     path: &Path,

@@ -82,7 +82,7 @@ impl Library {
     }
 
     fn of(symbols: Symbols) -> Result<Library, String> {
-        // SAFETY: addresses of NCCL's names, or null. NCCL's header gives the types of these names.
+        // SAFETY: `symbols` returns the address of NCCL's function of a name, or null. NCCL's header gives the types.
         let functions = unsafe { Functions::new(&symbols) };
         macro_rules! found {
             ($($name:ident)*) => { [$((stringify!($name), functions.$name.is_some())),*] };

@@ -120,8 +120,8 @@ impl Nccl {
     /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Ordering
-    /// Before this call, collectives of this crate's other communicators on the device have ended. Events may order the
-    /// later ones, but not these ([`Nccl`]).
+    /// Before this call, collectives of this crate's other communicators on the device have ended. Events may order
+    /// their later collectives, but not those from before this call ([`Nccl`]).
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`

@@ -94,7 +94,7 @@ impl Raw {
     /// Wraps a communicator that a framework has made, and that the framework will end.
     ///
     /// # Safety
-    /// It is null, or a communicator of this library, and lives until this value has been dropped.
+    /// `comm` is null, or a communicator of this library that lives until the returned value has been dropped.
     pub(super) unsafe fn adopt(library: &'static Library, comm: *mut c_void) -> Result<Raw> {
         if comm.is_null() {
             let remedy = "make it before it is adopted";
@@ -239,7 +239,7 @@ impl Raw {
         })
     }
 
-    /// Returns an error that occurred since the last call, if any.
+    /// Returns the communicator's asynchronous error, if there is one.
     pub(super) fn check(&self) -> Result<()> {
         match self.state() {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

@@ -87,8 +87,8 @@ impl Shared {
     }
 
     /// Keeps a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is kept
-    /// instead, because it explains NCCL's error. A `Mismatch` is kept, because all ranks know it, and a rank may have
-    /// left because of it.
+    /// instead, because it explains NCCL's error. A `Mismatch` or `LeftPass` is kept even then, because all ranks know
+    /// it, and a rank may have left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };

@@ -21,7 +21,7 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::host::ranks::combine;
 use wire::{Message, Tag, Wire};
 
-/// Bytes of a window, the part of the buffer that ranks sum at a time.
+/// The length of a window in bytes. Ranks sum a buffer one window at a time.
 const WINDOW_BYTES: usize = 4 << 20;
 
 /// A cache line. Parts of a window start at cache lines.

@@ -99,8 +99,8 @@ pub enum Unused {
     /// [`finish`](crate::Stepper::finish) returns an `Order` error that names the parameter. A [`Pass`](crate::Pass) is
     /// then abandoned. Each rank must write every gradient, except those of frozen parameters and of parameters with
     /// [`SegmentAction::Leave`](crate::SegmentAction). If only some ranks forget a gradient, the group ends with an
-    /// error. The same happens if only some ranks abandon a pass. This is the default for borrowed memory and for sums
-    /// by the caller.
+    /// error. The same happens if only some ranks abandon a pass. `Refuse` is the default for borrowed memory and for
+    /// sums by the caller.
     Refuse,
 }
 
@@ -138,9 +138,9 @@ pub struct Status {
     pub loss_scale: f64,
     /// Index of the first bucket in which the gradient of a stepped parameter is infinite or NaN.
     /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. The bucket is stepped
-    /// anyway in Eager, and in every mode that does not skip passes. A pass that makes a decision tests the mean. Any
-    /// other pass tests the sum. A small loss scale can make the mean infinite although the sum is finite. With
-    /// [sharded states](crate::Strategy), this is the smallest index of all ranks. With
+    /// anyway in Eager, and in the other modes unless the pass is skipped. A pass that makes a decision tests averaged
+    /// gradients. Any other pass tests summed gradients. A small loss scale can make the average infinite although the
+    /// sum is finite. With [sharded states](crate::Strategy), this is the smallest index of all ranks. With
     /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index of the rank's group. All groups
     /// have the same sums, so only local parameters can make their indices differ.
     pub first_nonfinite_bucket: Option<u32>,

@@ -2,7 +2,7 @@
 //!
 //! On the host, a Wait of the compute stream is deferred. The trainer's thread executes the Wait before its next access
 //! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because it blocks only
-//! the stream. Every op and every access is recorded before it happens.
+//! the stream. Every op and every access enters the recording before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -62,12 +62,13 @@ pub struct Recording {
     pub list: Vec<Traced>,
     /// The intervals in which the trainer (a thread or a stream) waited.
     pub blocked: Vec<Interval>,
-    /// The ops that the streams ran, each stream in order.
+    /// The ops that the streams ran. The ops of each stream are in order.
     pub ran: Vec<TimedOp>,
 }
 
 impl Recording {
-    /// Returns how much of the optimizer's time was exposed, that is, how long the trainer waited for it.
+    /// Returns how much of the optimizer's time was exposed, that is, how long the trainer waited while the optimizer
+    /// stream worked.
     pub fn exposure(&self) -> Exposure {
         let optim = self.ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
         let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();

@@ -1,8 +1,8 @@
 //! The cost of a hand-over on the trainer's thread with a GPU. The cost is only driver calls, because the thread never
 //! waits.
 //!
-//! Passes are the same as on the host, but with fewer calls. A call that completes a bucket makes all driver calls of
-//! the bucket. Only host time is measured.
+//! Passes are the same as on the host, but with fewer calls of `grad_ready`. A call that completes a bucket makes all
+//! driver calls of the bucket. Only host time is measured.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ use crate::bench::statistics::Spread;
 use crate::bench::table::announce;
 use crate::console::print_line;
 
-/// The number of calls in a pass. It is so small that a pass never fills the driver's queue.
+/// The number of calls of `grad_ready` in a pass. It is so small that a pass never fills the driver's queue.
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 256;
 
@@ -49,7 +49,8 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// Returns the mean time of one pass's calls. The host waits for the GPU between passes, so no call meets a full queue.
+/// Returns the mean time of a call of `grad_ready` in one pass. The host waits for the GPU between passes, so no call
+/// meets a full queue.
 fn pass_us(stepper: &mut Stepper<CudaDevice>, layout: &Layout) -> instep::Result<f64> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;

@@ -179,7 +179,8 @@ impl Bench {
         self.trainer.wait(None)
     }
 
-    /// Writes a trace of a few Eager passes and draws the last pass. Both show the waits of the trainer's stream.
+    /// Writes a trace of a few Eager passes and draws the last pass. The trace and the drawing show the waits of the
+    /// trainer's stream.
     fn show(&self, options: &Arguments) -> Result<(), Failure> {
         let mut stepper = self.stepper(Mode::Eager, None, true)?;
         let times = (0..RECORDED).map(|_| self.pass(LoadKind::Matmul, &mut stepper));

@@ -31,9 +31,9 @@ const SEED: u64 = 1;
 /// The compared elements, and the first difference.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Compared {
-    /// The number of compared elements of each [`Memory`].
+    /// The number of compared elements of each kind of tensor ([`Memory`]).
     pub(super) elements: u64,
-    /// The number of all elements of each [`Memory`].
+    /// The number of all elements of each kind of tensor ([`Memory`]).
     pub(super) of: u64,
     pub(super) sample: String,
     /// Null if all bytes equal those of the host.
@@ -69,15 +69,15 @@ impl Expected {
         Ok(())
     }
 
-    /// Steps all buckets of a filled launcher twice, and compares them with the same steps on the host.
+    /// Steps all buckets of a filled launcher twice, and compares the results with those of the same steps on the host.
     pub(super) fn compare(&self, case: &Case, launcher: &mut GpuLauncher) -> instep::Result<Compared> {
         for _ in 0..STEPS {
             launcher.step_all()?;
         }
         let (plan, period) = (launcher.plan(), PERIOD as u64);
         let (all, is_scaled) = (plan.arena_len(), self.rule.is_scaled());
-        // The host computes each unit separately. A unit is a whole parameter if updates depend on one, or else a
-        // period.
+        // The host computes each unit separately. A unit is a whole parameter if updates depend on the whole parameter,
+        // or else a period.
         let (units, ranges, sample): (Vec<Range<u64>>, _, _) = if self.kind.name().contains("stochastic") {
             // Random bits depend on an element's place in the layout, so the host has the same random bits only for the
             // first parameter.

@@ -1,6 +1,6 @@
 //! Compares the optimizer with candle-nn's AdamW and with a `Stepper` of instep, and tests refused steps.
 //!
-//! Bits are compared if instep's arithmetic is on both sides.
+//! Bits are compared only where both sides use instep's arithmetic.
 
 mod bound;
 mod refused;
