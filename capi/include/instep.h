@@ -113,10 +113,11 @@
 // All ranks have the same number of batches. The default.
 #define INSTEP_INPUTS_EVEN 0
 
-// Ranks may join without data. Steps divide by world_size.
+// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by world_size.
 #define INSTEP_INPUTS_BY_WORLD_SIZE 1
 
-// Ranks may join without data. Steps divide by the number of ranks that had data.
+// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by the number of ranks
+// that had data in the pass.
 #define INSTEP_INPUTS_BY_CONTRIBUTORS 2
 
 // The optimizer steps the parameter. The default.

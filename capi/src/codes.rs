@@ -67,9 +67,10 @@ pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
 /// All ranks have the same number of batches. The default.
 pub const INSTEP_INPUTS_EVEN: u32 = 0;
-/// Ranks may join without data. Steps divide by world_size.
+/// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by world_size.
 pub const INSTEP_INPUTS_BY_WORLD_SIZE: u32 = 1;
-/// Ranks may join without data. Steps divide by the number of ranks that had data.
+/// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by the number of ranks
+/// that had data in the pass.
 pub const INSTEP_INPUTS_BY_CONTRIBUTORS: u32 = 2;
 
 /// The optimizer steps the parameter. The default.

@@ -1,10 +1,10 @@
 //! Implements `Executor` and `Device` for a GPU. The rest of the crate uses a GPU through these traits.
 //!
-//! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after the work of the trainer's
-//! stream. Every call makes the device current. Once the device has failed, calls do nothing. The caller's tensors may
-//! move to other addresses. The arguments of launches then change on the host, and tables of tiles change on the optim
-//! stream. The host need not wait for launches that read the old addresses. These launches have copies of their
-//! arguments, and the stream orders the changes of the tables.
+//! A wait makes the trainer's stream wait, not the host. To read data, the host blocks until the trainer's stream has
+//! done its work and a copy. Every call makes the device current. Once the device has failed, calls do nothing. The
+//! caller's tensors may move to other addresses. The arguments of launches then change on the host, and tables of tiles
+//! change on the optim stream. The host need not wait for launches that read the old addresses. These launches have
+//! copies of their arguments, and the stream orders the changes of the tables.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -6,13 +6,13 @@
 //! this file by its soname, the name inside the file. If cudarc has found another library, this module refuses the
 //! driver. A driver that has been started is never closed, because it runs threads.
 //!
-//! cudarc returns result codes as a Rust enum of the release that it was built for. A code that the enum lacks is
-//! undefined behaviour. [`Direct`] therefore declares some functions itself, with numbers as results. These functions
-//! start the driver, order or start a stream's work, ask whether the work has ended, or allocate memory for it. They
-//! are the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code
-//! from one of the other calls. These calls make or free an object, copy, fill, call the host, or capture. They may
-//! also return the new code of an earlier fault. [`call`] converts their results to numbers at once, and matches on no
-//! enum.
+//! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
+//! cudarc was built, and a code that the enum lacks is undefined behaviour. [`Direct`] therefore declares some
+//! functions itself, with numbers as results. These functions start the driver, order or start a stream's work, ask
+//! whether the work has ended, or allocate memory for it. They are the first to report a fault on the device. One risk
+//! remains: a driver newer than the enum may return a new code from one of the other calls. These calls make or free an
+//! object, copy, fill, call the host, or capture. They may also return the new code of an earlier fault. [`call`]
+//! converts their results to numbers at once, and matches on no enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};

@@ -209,7 +209,8 @@ impl CudaDevice {
     }
 
     /// Makes the open pass leave a segment unchanged: a fill on the stream writes the action into the segment's record.
-    /// A captured pass contains the fill too. The next Begin sets the action again.
+    /// A captured pass contains the fill too. The Begin of the next pass writes the usual action again, so the segment
+    /// is left only in this pass.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
         let (driver, action) = (&self.cuda.driver, (SegmentAction::Leave as u32).to_ne_bytes());
         records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {

@@ -204,8 +204,9 @@ impl Plan {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step writes full buckets of parameters again. Such an op also writes frozen
-    /// parameters, so it must wait for the trainer's reads of them. The step itself does not write them.
+    /// Returns whether an op after the step overwrites whole buckets of parameters, as an all-gather or a copy back from
+    /// the host does. Unlike the step, such an op also writes frozen parameters, so it must wait for the trainer's reads
+    /// of them.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }

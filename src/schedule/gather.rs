@@ -114,8 +114,9 @@ impl Schedule {
     }
 
     /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
-    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream, because ranks may launch a
-    /// bucket at different points between their unshards.
+    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream. There the gather stream
+    /// also carries unshards, and one rank may launch a bucket before an unshard and another rank after it. The
+    /// collectives of that stream would then have another order on each rank.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }

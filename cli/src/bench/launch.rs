@@ -1,7 +1,7 @@
 //! The overhead that `BucketStep` adds to its kernel: checks, addresses and the scalars of an update.
 //!
-//! Every round also times only the kernel, on the same memory and one thread. In the last case each parameter's tensors
-//! are separate, so the kernel is called once per parameter.
+//! Every round also times only the kernel, on the same memory and one thread. In the last entry of `CASES`, each
+//! parameter's tensors are separate, so the kernel is called once per parameter.
 
 use std::time::Instant;
 

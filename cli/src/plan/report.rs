@@ -35,7 +35,8 @@ pub(super) struct Report {
     work: Vec<Work>,
     /// Bytes sent over each link of a ring in one pass.
     bus_bytes: u64,
-    /// The part of `bus_bytes` that crosses between groups: collectives of all ranks, and of replicas.
+    /// The part of `bus_bytes` that is sent by collectives among all ranks or among replicas. Only these can cross from
+    /// one shard group to another.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
     /// The part of the pass in which the trainer waited.

@@ -1,7 +1,8 @@
-//! A trainer that only lets time pass: forward in order of registration, backward in reverse order.
+//! A simulated trainer, which computes nothing and only advances a clock. Forward visits the parameters in order of
+//! registration, and backward in reverse order.
 //!
-//! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and
-//! the next one, and reshards the previous one.
+//! The trainer makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current
+//! bucket and the next one, and reshards the previous one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

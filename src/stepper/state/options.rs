@@ -122,7 +122,8 @@ pub struct Status {
     /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In Eager, these
     /// passes may have stepped their first buckets. They did not advance learning-rate schedules.
     pub abandoned: u64,
-    /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed nothing.
+    /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed no parameter,
+    /// no state and no step count.
     pub skipped: bool,
     /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip).
     /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. The norm is infinite or NaN if a

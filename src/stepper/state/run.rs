@@ -159,7 +159,8 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Submits the schedule's ops, then executes every wait of the compute stream.
+    /// Submits the schedule's ops, then makes the compute stream execute the waits that it has deferred. After a rescue,
+    /// this does nothing.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
         if self.rescued.is_some() {
