@@ -149,9 +149,11 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
     Floats alarm = {};
     Words numbers = lane_numbers() * 2 + at.low; /* lower words of the even elements' numbers */
     const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
-        prefetch(p + i, ahead_bytes);
-        prefetch(g + i, ahead_bytes);
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        }
         const EvenOdd sum = load_pairs(g + i), param = load_pairs(p + i);
         Floats even[INSTEP_MAX_STATES] = {}, odd[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
@@ -271,9 +273,11 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
     Floats alarm = {};
     Words numbers = lane_numbers() + at.low; /* lower words of the elements' numbers */
     const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
-        prefetch(p + i, ahead_bytes);
-        prefetch(g + i, ahead_bytes);
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        }
         const Floats sum = load_floats(g + i);
         Floats state[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = float_of(load_upper_halves(to[k] + i)); });

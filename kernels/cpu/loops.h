@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t LANES = 16;
 
 /* Prefetches the cache line that a later round will read. A prefetch past the end of an array does nothing.
- * Loops that hide latencies prefetch by 0 bytes too: compilers move no instruction across a branch. */
+ * The loop for 8-bit states prefetches by 0 bytes too: compilers move no instruction across a branch. */
 INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
 }
