@@ -8,9 +8,12 @@ format's mean loss is outside the range of f32's seeds.
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,12 @@ def trained(name: str, seed: int, asked: argparse.Namespace) -> list[tuple[int, 
     dtype, options, _ = FORMATS[name]
     learnt, tested = corpus()
     torch.manual_seed(seed)
-    model = GPT(asked.width, asked.layers, 4, asked.context).to(dtype)
+    model = GPT(asked.width, asked.layers, 4, asked.context)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.02)  # as GPT-2; PyTorch's own embedding would begin at a loss of 70, not of ln 256
+    model = model.to(dtype)
     optimizer = FusedOptimizer(model.parameters(), "adamw", lr=asked.lr, weight_decay=0.1, **options(seed))
     warm = max(1, int(asked.steps * WARM_UP))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
@@ -123,19 +131,23 @@ def main() -> None:
         ("context", int, 64),
         ("batch", int, 16),
         ("lr", float, 1e-3),
+        ("processes", int, 1),
     ]:
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--svg", type=Path)
     asked = parser.parse_args()
-    curves: dict[str, list[list[tuple[int, float]]]] = {name: [] for name in FORMATS}
-    for seed in range(asked.seeds):
-        for name, found in curves.items():
-            found.append(trained(name, seed, asked))
+    jobs = [(name, seed, asked) for name in FORMATS for seed in range(asked.seeds)]
+    if asked.processes == 1:
+        found = list(itertools.starmap(trained, jobs))
+    else:
+        with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            found = list(pool.map(trained, *zip(*jobs)))
+    curves = {name: found[k * asked.seeds : (k + 1) * asked.seeds] for k, name in enumerate(FORMATS)}
     reference = [curve[-1][1] for curve in next(iter(curves.values()))]
     print(f"{'format':<44} {'mean':>8} {'least':>8} {'greatest':>8}   loss after {asked.steps} steps, {asked.seeds} seeds")
     outside = []
-    for name, found in curves.items():
-        last = [curve[-1][1] for curve in found]
+    for name, of_seeds in curves.items():
+        last = [curve[-1][1] for curve in of_seeds]
         mean = statistics.fmean(last)
         is_within = min(reference) <= mean <= max(reference)
         where = "within" if is_within else "outside"
