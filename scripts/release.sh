@@ -173,18 +173,20 @@ sdist() {
 }
 
 crates() {
-    local package crate name licence
-    rm -rf "$work/crates/package" "$work/unpacked" && mkdir -p "$work/unpacked"
+    local package crate name licence unpacked
+    rm -rf "$work/crates/package"
+    unpacked=$(mktemp -d) # not below this workspace, to which Cargo would count them
     cargo package -q --allow-dirty -p instep -p instep-cli --target-dir "$work/crates"
     # Their lock files would name a published library. Until there is one, the unpacked one must fit what they ask for.
-    tar -xzf "$work"/crates/package/instep-[0-9]*.crate -C "$work/unpacked"
+    tar -xzf "$work"/crates/package/instep-[0-9]*.crate -C "$unpacked"
     for package in candle burn; do
         cargo package -q --allow-dirty --no-verify --exclude-lockfile --manifest-path "integrations/$package/Cargo.toml" \
             --target-dir "$work/crates"
-        tar -xzf "$work/crates/package/instep-$package"-*.crate -C "$work/unpacked"
-        cargo generate-lockfile -q --manifest-path "$(echo "$work/unpacked/instep-$package"-*)/Cargo.toml" \
-            --config "patch.crates-io.instep.path='$(echo "$work"/unpacked/instep-[0-9]*)'"
+        tar -xzf "$work/crates/package/instep-$package"-*.crate -C "$unpacked"
+        cargo generate-lockfile -q --manifest-path "$(echo "$unpacked/instep-$package"-*)/Cargo.toml" \
+            --config "patch.crates-io.instep.path='$(echo "$unpacked"/instep-[0-9]*)'"
     done
+    rm -rf "$unpacked"
     rm -f "$dist"/*.crate
     cp "$work"/crates/package/*.crate "$dist/"
     for crate in "$dist"/*.crate; do

@@ -35,7 +35,8 @@ have one scale per 256 elements.
 ![Loss of a small GPT in three formats](loss.svg)
 
 The curves come from `python python/benches/loss.py --svg docs/loss.svg`: 500 steps of a GPT of two layers on this
-repository's own text, with five seeds.
+repository's own text, with five seeds. The last losses are 2.338 in f32 (2.304 to 2.401, by seed), 2.332 with remainders, and
+2.336 with stochastic rounding.
 ";
 
 fn states(states: &States) -> String {
