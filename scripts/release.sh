@@ -4,8 +4,8 @@
 # PART is `wheel` (unless told), `wheel-aarch64`, `sdist` or `crates`:
 #
 # wheel          For CPython from 3.10 on (abi3), on Linux with glibc 2.17 or later. maturin links it with zig. CXX, or g++, compiles
-#                the CPU's kernels, because zig's compiler makes slower ones. NVCC, or the nvcc of cuda-toolchain.sh, builds the GPU
-#                kernels. The wheel is installed where only Python is on the path, beside the PyTorch of the site-packages folder
+#                the CPU's kernels, so they are as fast as those of a build from source. NVCC, or the nvcc of cuda-toolchain.sh,
+#                builds the GPU kernels. The wheel is installed where only Python is on the path, beside the PyTorch of the site-packages folder
 #                TORCH_SITE if that is set. It must give the recorded bits, also on the software GPU.
 # wheel-aarch64  zig compiles it too. It must give the recorded bits under qemu, if a Python for aarch64 can be had.
 # sdist          Sources that build, and that name what is missing where there is no Rust, no linker or no C++ compiler.

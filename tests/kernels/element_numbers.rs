@@ -53,22 +53,17 @@ fn step(isa: Isa, format: Format, first: u64) -> [Vec<u8>; 3] {
     // Long enough for every format.
     let mut states = [vec![0u8; LEN * 4], vec![0u8; LEN * 4]];
     let mut scales = [[0f32; LEN / BLOCK]; 2];
-    let tile = InstepTile {
-        param: params.as_mut_ptr().expose_provenance() as u64,
-        grad_offset: 0,
-        state_offset: 0,
-        element: first,
-        count: LEN as u32,
-        record: 0,
-        first: 1,
-        first_record: 0,
-        run: 1,
-        bucket: 0,
-        reserved: [0; 2],
-    };
     // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as long
-    // as the tile says, and the instruction set is available.
+    // as the tile says, and the instruction set is available. What stays zero means: nothing else is done.
     unsafe {
+        let tile = InstepTile {
+            param: params.as_mut_ptr().expose_provenance() as u64,
+            element: first,
+            count: LEN as u32,
+            first: 1,
+            run: 1,
+            ..std::mem::zeroed()
+        };
         let mut control: InstepControl = std::mem::zeroed();
         let mut record: InstepRecord = std::mem::zeroed();
         (record.optimizer, record.grad_dtype) = (INSTEP_OPTIMIZER_adam as u16, format.param as u16);
@@ -82,48 +77,28 @@ fn step(isa: Isa, format: Format, first: u64) -> [Vec<u8>; 3] {
             lr_multipliers: &mut 1.0,
             actions: &mut INSTEP_ACTION_STEP.clone(),
             record_count: 1,
-            norms: std::ptr::null_mut(),
-            ring: std::ptr::null(),
-            slot_words: 0,
-            slot_count: 0,
             divisor: 1.0,
             loss_scale: 1.0,
             previous_max_norm: -1.0,
             clip: 1.0,
-            grad_scale: std::ptr::null(),
-            found_inf: std::ptr::null(),
-            further_controls: std::ptr::null_mut(),
-            further_count: 0,
+            ..std::mem::zeroed()
         };
         let step = InstepStepArgs {
             control: &mut control,
             records: &mut record,
             tiles: &tile,
             tile_count: 1,
-            param_base: std::ptr::null_mut(),
             grads: grads.as_mut_ptr().cast(),
-            master: std::ptr::null_mut(),
-            copy: std::ptr::null_mut(),
-            ema: std::ptr::null_mut(),
             scales: [scales[0].as_mut_ptr(), scales[1].as_mut_ptr(), std::ptr::null_mut()],
             seed: SEED,
             states: [states[0].as_mut_ptr().cast(), states[1].as_mut_ptr().cast(), std::ptr::null_mut()],
             optimizer: INSTEP_OPTIMIZER_adam,
             state_count: 2,
-            bucket: 0,
             param_dtype: format.param,
             grad_dtype: format.param,
-            copy_dtype: INSTEP_DTYPE_F32,
-            gradients: INSTEP_GRADIENTS_KEEP,
-            local: 0,
-            master_kind: INSTEP_MASTER_NONE,
             moments: format.moments,
             stochastic: (format != F32).into(),
-            ema_from_sample: 0,
-            ema_weight: 0.0,
-            norms: std::ptr::null_mut(),
-            part: INSTEP_PART_WHOLE,
-            share: 0,
+            ..std::mem::zeroed()
         };
         kernels(isa).begin.unwrap()(&begin);
         kernels(isa).step.unwrap()(&step, std::ptr::null(), 0, 1, 0);
