@@ -94,8 +94,8 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const uint32_t flags = Rule::flags(scalars);
     const Rounding rounding = {{key, tile.element}, args.stochastic != 0};
     const bool is_coded = has_coded_loop<Rule>(args, tile, rounding, flags);
-    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && (args.moments == INSTEP_MOMENTS_F32 || is_coded) &&
-                          (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
+    const bool is_f32_in_place = args.grad_dtype == INSTEP_DTYPE_F32 && (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
+    const bool in_place = is_coded ? is_f32_in_place || is_bfloat16_in_place(args) : is_f32_in_place && args.moments == INSTEP_MOMENTS_F32;
     const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
     char* const param = static_cast<char*>(param_of(args, tile));
     const auto each_part = [&](auto step) {
@@ -128,7 +128,10 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         }
 #if INSTEP_HAS_VECTORS
         if constexpr (HasRounds<Rule>::value) {
-            if (is_coded) return step_coded_tile<Rule>(args, scalars, multiplier, is_first, each_part);
+            if (is_coded) {
+                return rounding.stochastic ? step_coded_tile<Rule, true>(args, scalars, multiplier, is_first, each_part)
+                                           : step_coded_tile<Rule, false>(args, scalars, multiplier, is_first, each_part);
+            }
         }
 #endif
         each_part([&](const Part& part, uint64_t grad_offset) {

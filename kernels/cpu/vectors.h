@@ -88,6 +88,14 @@ INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
 INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(x >> 16)));
 }
+INSTEP_INLINE Words load_signed_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(_mm512_maskz_cvtepi16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))));
+}
+/* Stores the upper halves of x, and the lower halves of y. */
+INSTEP_INLINE void store_halves(uint16_t* upper, uint16_t* lower, Words x, Words y) {
+    store_upper_halves(upper, x);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lower), _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(y)));
+}
 /* Stores the lowest byte of each lane. */
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
@@ -127,6 +135,17 @@ INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
     const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
 }
+INSTEP_INLINE Words load_signed_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+}
+/* Stores the upper halves of x, and the lower halves of y. */
+INSTEP_INLINE void store_halves(uint16_t* upper, uint16_t* lower, Words x, Words y) {
+    const __m256i both = _mm256_blend_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y), 0x55);
+    const __m256i order = _mm256_set_epi64x(0x0f0e0b0a07060302, 0x0d0c090805040100, 0x0f0e0b0a07060302, 0x0d0c090805040100);
+    const __m256i sorted = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(both, order), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(lower), _mm256_castsi256_si128(sorted));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(upper), _mm256_extracti128_si256(sorted, 1));
+}
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(x), _mm256_set1_epi32(0x0c080400));
     const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
@@ -161,6 +180,14 @@ INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
 INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
     const __m128i halves = _mm_srai_epi32(reinterpret_cast<__m128i>(x), 16);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi32(halves, halves));
+}
+INSTEP_INLINE Words load_signed_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(reinterpret_cast<Integers>(load_upper_halves(x)) >> 16);
+}
+/* Stores the upper halves of x, and the lower halves of y. */
+INSTEP_INLINE void store_halves(uint16_t* upper, uint16_t* lower, Words x, Words y) {
+    store_upper_halves(upper, x);
+    store_upper_halves(lower, y << 16);
 }
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     const __m128i words = reinterpret_cast<__m128i>(x & 0xff);

@@ -7,12 +7,14 @@
 use std::thread;
 
 use instep::{
-    Adagrad, Isa, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder,
+    Adagrad, DType, Isa, Master, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper,
+    StepperBuilder,
 };
 
 use crate::precision::eight_bit::{Coded, KINDS};
 use crate::precision::low_precision_states::is_refused;
 use crate::support::reference::Rule;
+use crate::support::stored::stored_param;
 use crate::support::{Optim, layout, optimizers, paint, paint_gradient};
 
 const BLOCK: usize = 256;
@@ -217,22 +219,27 @@ fn every_draw_gives_the_largest_element_the_largest_code() {
     }
 }
 
-/// Trains a parameter of `length` elements, and returns the first `kept` elements of the parameter and of each state.
-fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) -> Vec<Vec<u32>> {
+/// Trains a parameter of `length` elements, and returns the first `kept` elements of the parameter, its master and each
+/// state. The last gradient of one block has a NaN, and that of another an infinity.
+fn trained(builder: StepperBuilder<'_>, isa: Isa, param: DType, length: usize, kept: usize) -> Vec<Vec<u32>> {
     let mut stepper = builder.isa(isa).host(Solo::default()).unwrap();
     let id = stepper.layout().id("p0").unwrap();
     stepper.write(id, &(0..length).map(|k| paint(0, k)).collect::<Vec<f32>>()).unwrap();
     for at in 0..8 {
         // Of one block the gradients are zeros, and of another they are so small that its states are.
         let size = |k: usize| [1.0, 0.0, 1e-30, 3.0][k / BLOCK % 4];
-        let gradient: Vec<f32> = (0..length).map(|k| paint_gradient(at, 0, k) * size(k)).collect();
+        let mut gradient: Vec<f32> = (0..length).map(|k| paint_gradient(at, 0, k) * size(k)).collect();
+        if at == 7 {
+            (gradient[BLOCK / 2], gradient[4 * BLOCK - 1]) = (f32::NAN, f32::NEG_INFINITY);
+        }
         let mut pass = stepper.begin().unwrap();
         pass.write(id.grad(), &gradient).unwrap();
         pass.finish().unwrap();
+        assert_eq!(stepper.status().unwrap().first_nonfinite_bucket.is_some(), at == 7);
     }
     let names = stepper.state_names(id).unwrap();
     let mut values = vec![0.0f32; length];
-    let mut tensors = Vec::new();
+    let mut tensors = vec![stored_param(&stepper, id, param).unwrap()[..kept].to_vec()];
     stepper.read(id, &mut values).unwrap();
     tensors.push(values[..kept].iter().map(|x| x.to_bits()).collect());
     for name in names {
@@ -242,23 +249,26 @@ fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) ->
     tensors
 }
 
-/// Whole blocks may have a special loop, which a tile with a partial block does not use.
+/// Whole blocks may have a special loop, which a tile with a partial block does not use. The loop reads and writes some
+/// 16-bit tensors itself.
 #[test]
 fn whole_blocks_are_stepped_to_the_bits_of_a_tile_that_ends_in_a_partial_block() {
     let nearest = Precision { moments: Moments::EightBit, ..Precision::F32 };
     let stochastic = Precision { rounding: Rounding::Stochastic { seed: 9 }, ..nearest };
+    let bf16 = |precision| Precision { param: DType::BF16, grad: DType::BF16, ..precision };
+    let remainders = Precision { master: Master::Remainder16, ..bf16(nearest) };
+    let precisions = [nearest, stochastic, remainders, bf16(stochastic), bf16(nearest)];
     // LAMB's step depends on norms of the whole parameter.
     let takes =
         |optim: &Optim| !is_refused(*optim, Moments::EightBit) && !matches!(optim.rule(), Rule::Lamb(_));
     for optim in optimizers().into_iter().filter(takes) {
-        for (precision, isa) in [nearest, stochastic]
-            .into_iter()
-            .flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa)))
+        for (precision, isa) in
+            precisions.into_iter().flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa)))
         {
             let kept = 7 * BLOCK;
             let [whole, partial] = [kept + BLOCK, kept + BLOCK - 1].map(|length| {
                 let layout = layout(&[length]);
-                trained(optim.builder(&layout).precision(precision), isa, length, kept)
+                trained(optim.builder(&layout).precision(precision), isa, precision.param, length, kept)
             });
             assert!(whole == partial, "{optim:?}, {precision:?}, {isa}");
         }
