@@ -1,10 +1,9 @@
-/* The CPU's loops for bf16 throughout, and for bf16 states with f32 parameters and gradients. Each loop
- * converts to f32, steps and rounds.
+/* The CPU's loop for bf16 throughout. It converts to f32, steps and rounds.
  *
  * AdamW moves 14 bytes per element, so division and root take longer than memory. They hide the latency of
  * the conversions only if the conversions are few and in the same loop. Two neighbouring elements are
  * therefore read as one word of 32 bits, and a shift and a mask widen its halves. Lanes of 16 bits would need
- * shuffle instructions. These loops serve the two most common sets of flags. The general path serves the
+ * shuffle instructions. This loop serves the two most common sets of flags. The general path serves the
  * others, and both give the same bits. */
 #ifndef INSTEP_CPU_BFLOAT16_H
 #define INSTEP_CPU_BFLOAT16_H
@@ -89,18 +88,6 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
 
 #if INSTEP_HAS_VECTORS
 
-/* Updates the states. Returns the quotient, or the parameter if the rule has no quotient. */
-template <class Rule, class F>
-INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p, F g, F* state) {
-    if constexpr (HasRounds<Rule>::value) {
-        static_assert(Rule::HIDDEN == 0, "the parameter shows all that is infinite or NaN");
-        const F numerator = Rule::numerator(s, flags, p, g, state);
-        return numerator / Rule::denominator(s, flags, state);
-    } else {
-        return Rule::update(s, flags, p, g, state);
-    }
-}
-
 /* Of 2 * WIDTH neighbouring elements, those with even numbers and those with odd numbers. */
 struct EvenOdd {
     Floats even, odd;
@@ -139,7 +126,7 @@ INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosit
 /* Steps whole pairs of vectors, and returns the number of their elements. Root and division take long, so the loop
  * updates the next states before it steps a parameter. */
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+INSTEP_INLINE uint32_t step_vectors_of_pairs(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                     uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
     constexpr bool ROUNDS = HasRounds<Rule>::value;
     constexpr uint32_t LENGTH = 2 * WIDTH;
@@ -211,7 +198,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
                                      pairs(states[1], i), pairs(states[2], i), alarms);
     };
 #if INSTEP_HAS_VECTORS
-    i = step_vectors<Rule, STOCHASTIC>(s, flags, factor, at, ahead_bytes, count, p, g, states, alarms) / 2;
+    i = step_vectors_of_pairs<Rule, STOCHASTIC>(s, flags, factor, at, ahead_bytes, count, p, g, states, alarms) / 2;
 #else
     for (; i + LANES <= count / 2; i += LANES) {
         if (ahead_bytes) {
@@ -237,87 +224,11 @@ INSTEP_INLINE bool has_bfloat16_loop(const typename Rule::Scalars& s, float mult
     return ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1])) & (multiplier == multiplier);
 }
 
-__attribute__((noinline)) void make_canonical(uint16_t* x, uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) x[i] = static_cast<uint16_t>((x[i] & 0x7fffu) > 0x7f80u ? 0x7fffu : x[i]);
-}
-
-/* Returns whether an element is infinite or NaN. */
-__attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t count) {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < count; ++i) found |= (x[i] & 0x7f80u) == 0x7f80u;
-    return found != 0;
-}
-
-/* After an alarm, makes NaNs canonical, and returns whether a gradient is infinite or NaN. */
-template <class Rule, class T>
-__attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* g, uint16_t* const* states) {
-    make_canonical(p, count);
-    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
-    return any_special(g, count);
-}
-
-#if INSTEP_HAS_VECTORS
-
-/* Returns whether a loop can step a rule's bf16 states with f32 parameters and gradients. */
-template <class Rule>
-INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uint32_t count) {
-    const uint32_t flags = Rule::flags(s);
-    return Rule::STATES > 0 && count > 0 && count % WIDTH == 0 && ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]));
-}
-
+/* Steps one run of one segment, like step_runs. */
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
-                                        uint64_t ahead_bytes, uint32_t count, float* p, const float* g, uint16_t* const* states) {
-    constexpr bool ROUNDS = HasRounds<Rule>::value;
-    uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
-    Floats alarm = {};
-    Words numbers = lane_numbers() + at.low; /* lower words of the elements' numbers */
-    const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
-        if (ahead_bytes) {
-            prefetch(p + i, ahead_bytes);
-            prefetch(g + i, ahead_bytes);
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
-        }
-        const Floats sum = load_floats(g + i);
-        Floats state[INSTEP_MAX_STATES] = {};
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = float_of(load_upper_halves(to[k] + i)); });
-        const Floats x = first_round<Rule>(s, flags, load_floats(p + i), sum * factor, state);
-        if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(x, sum, state);
-        const Words mixed = STOCHASTIC ? at.mixed(numbers) : Words{};
-        numbers += WIDTH;
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-            const Words bits = bits_of(state[k]);
-            const Words nan = reinterpret_cast<Words>(state[k] != state[k]); /* a carry could turn a NaN into a zero */
-            const Words up = STOCHASTIC ? at.word(mixed, FIRST_STATE_STREAM + k) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
-            store_upper_halves(to[k] + i, (bits + up) | nan);
-        });
-        return x;
-    };
-    const auto land = [&](uint32_t i, Floats x) __attribute__((always_inline)) {
-        if constexpr (ROUNDS) {
-            x = Rule::stepped(s, flags, load_floats(p + i), x);
-            alarm += x;
-        }
-        store_floats(p + i, x);
-    };
-    Floats older = begin(0);
-#pragma GCC unroll 1
-    for (uint32_t i = WIDTH; i < count; i += WIDTH) {
-        const Floats newer = begin(i);
-        land(i - WIDTH, older);
-        older = newer;
-    }
-    land(count - WIDTH, older);
-    return any_sign(special(alarm));
-}
-
-#endif
-
-/* Steps one run of one segment, like step_runs. Parameters and gradients are bf16, or f32 with bf16 states. */
-template <class Rule, bool STOCHASTIC, class T>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
-                                                     T* p, const T* g, uint16_t* const* states) {
+                                                     uint16_t* p, const uint16_t* g, uint16_t* const* states) {
     const typename Rule::Scalars s = scalars;
     const RandomPosition at = position;
     const float factor = Rule::factor(s, multiplier);
@@ -325,7 +236,10 @@ __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalar
         Rule::flags(s) == Rule::COMMON[0]
             ? step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
             : step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
-    return alarmed ? settled<Rule>(count, p, g, states) : 0;
+    if (!alarmed) return 0;
+    make_canonical(p, count);
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    return any_special(g, count);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #ifndef INSTEP_CPU_EIGHT_BIT_H
 #define INSTEP_CPU_EIGHT_BIT_H
 
-#include "cpu/tensors.h"
+#include "cpu/part.h"
 
 #if INSTEP_HAS_VECTORS
 
@@ -17,7 +17,7 @@ namespace {
 struct Unrounded {
     const float* values;
     uint16_t* to;
-    bool has_nan; /* there may be one */
+    bool alarmed; /* there may be a NaN */
 };
 
 /* A block that is stepped but not encoded yet. Only DrawnTensors have unrounded parameters. */
@@ -39,7 +39,7 @@ struct Coder {
      * and processors wait for such loads. */
     INSTEP_INLINE explicit Coder(const Stepped& block)
         : params(), begun(), closest(), numbers(lane_numbers() + block.states[0].position.low) {
-        if (IS_DRAWN) params = {block.params.values, block.params.to, block.params.has_nan};
+        if (IS_DRAWN) params = {block.params.values, block.params.to, block.params.alarmed};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = block.states[k];
             states[k] = {c.values, c.codes, c.scale, c.factor, c.position, c.stream};
@@ -66,7 +66,7 @@ struct Coder {
      * finite, so NaNs are rounded again. */
     INSTEP_INLINE void finish() {
         end(INSTEP_QUANTUM - WIDTH);
-        if (IS_DRAWN && params.has_nan) {
+        if (IS_DRAWN && params.alarmed) {
             const RandomPosition copy = states[0].position; /* so that the original may stay in registers */
             narrow_stochastically(copy, PARAM_STREAM, INSTEP_QUANTUM, params.values, params.to);
         }
@@ -180,7 +180,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
                                         FIRST_STATE_STREAM + k};
         });
         const bool alarmed = any_sign(special(alarm));
-        if constexpr (Tensors::IS_DRAWN) stepped.params = {block.stepped, block.params, alarmed};
+        if constexpr (Tensors::IS_DRAWN) stepped.params = {block.unrounded, block.params, alarmed};
         stepped.is_open = true;
         blocks.turn ^= 1;
         if (alarmed) nonfinite |= block.settle(INSTEP_QUANTUM);
@@ -189,19 +189,40 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
     return nonfinite;
 }
 
+/* The f32 values of a part that is not f32 in place. */
+struct Buffers {
+    float params[CHUNK], grads[CHUNK];
+};
+
+void open(const Part& part, uint64_t grad_offset, Buffers& buffers, WholeTensors& tensors) {
+    tensors = {part.open_params(buffers.params), gradients(part.args, grad_offset, part.count, buffers.grads)};
+}
+void open(const Part& part, uint64_t grad_offset, Buffers&, SplitTensors& tensors) {
+    tensors = {static_cast<uint16_t*>(part.param), static_cast<uint16_t*>(part.remainders()), static_cast<const uint16_t*>(part.args.grads) + grad_offset};
+}
+void open(const Part& part, uint64_t grad_offset, Buffers&, DrawnTensors& tensors) {
+    tensors = {static_cast<uint16_t*>(part.param), static_cast<const uint16_t*>(part.args.grads) + grad_offset, nullptr};
+}
+
+/* Stores what the loop has not stored. */
+void close(const Part& part, bool is_first, const WholeTensors& tensors) { part.finish(tensors.params, is_first); }
+template <class Tensors>
+void close(const Part&, bool, const Tensors&) {}
+
 template <class Rule, bool STOCHASTIC, class Tensors, class EachPart>
 uint32_t step_coded_parts(const typename Rule::Scalars& scalars, float multiplier, bool is_first, const EachPart& each_part) {
     constexpr uint32_t FIRST = Rule::COMMON[0], SECOND = Rule::COMMON[1];
     const auto step = Rule::flags(scalars) == FIRST ? step_blocks<Rule, FIRST, STOCHASTIC, Tensors> : step_blocks<Rule, SECOND, STOCHASTIC, Tensors>;
     Blocks<Rule> blocks;
-    blocks.stepped.is_open = false;
+    blocks.stepped = {};
     blocks.turn = 0;
     uint32_t nonfinite = 0;
     each_part([&](const Part& part, uint64_t grad_offset) {
         Buffers buffers;
-        const Tensors tensors = Tensors::of(part, grad_offset, buffers);
+        Tensors tensors;
+        open(part, grad_offset, buffers, tensors);
         nonfinite |= step(scalars, multiplier, part, tensors, blocks);
-        tensors.finish(part, is_first);
+        close(part, is_first, tensors);
     });
     if (blocks.stepped.is_open) encode_stepped<Rule, STOCHASTIC, Tensors::IS_DRAWN>(blocks.stepped);
     return nonfinite;
@@ -211,9 +232,12 @@ uint32_t step_coded_parts(const typename Rule::Scalars& scalars, float multiplie
 template <class Rule, bool STOCHASTIC, class EachPart>
 uint32_t step_coded_tile(const InstepStepArgs& args, const typename Rule::Scalars& scalars, float multiplier, bool is_first,
                          const EachPart& each_part) {
-    const auto step = is_bfloat16_in_place(args) ? step_coded_parts<Rule, STOCHASTIC, typename Bfloat16<STOCHASTIC>::Tensors, EachPart>
-                                                 : step_coded_parts<Rule, STOCHASTIC, WholeTensors, EachPart>;
-    return step(scalars, multiplier, is_first, each_part);
+    if constexpr (STOCHASTIC) {
+        if (are_drawn(args)) return step_coded_parts<Rule, true, DrawnTensors>(scalars, multiplier, is_first, each_part);
+    } else {
+        if (are_split(args)) return step_coded_parts<Rule, false, SplitTensors>(scalars, multiplier, is_first, each_part);
+    }
+    return step_coded_parts<Rule, STOCHASTIC, WholeTensors>(scalars, multiplier, is_first, each_part);
 }
 
 }  // namespace

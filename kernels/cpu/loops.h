@@ -6,22 +6,12 @@
 #define INSTEP_CPU_LOOPS_H
 
 #include "numeric/scaled.h"
-#include "cpu/streams.h"
+#include "cpu/tensors.h"
 
 namespace {
 
 /* Number of elements of one round: a cache line of f32, and whole vectors of every instruction set. */
 constexpr uint32_t LANES = 16;
-
-/* Prefetches the cache line that a later round will read. A prefetch past the end of an array does nothing.
- * The loop for 8-bit states prefetches by 0 bytes too: compilers move no instruction across a branch. */
-INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
-    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
-}
-
-/* Returns a word with its top bit set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
-template <class F>
-INSTEP_INLINE auto special(F x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
 
 /* Whether a rule's update is a quotient. Its three functions may then run in separate stages of a loop. */
 template <class Rule, class = void>
@@ -72,6 +62,106 @@ INSTEP_INLINE bool any_lane(const float* alarms) {
     return any >> 31 != 0;
 #endif
 }
+
+#if INSTEP_HAS_VECTORS
+
+/* Updates the states. Returns the quotient, or the parameter if the rule has no quotient. */
+template <class Rule, class F>
+INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p, F g, F* state) {
+    if constexpr (HasRounds<Rule>::value) {
+        static_assert(Rule::HIDDEN == 0, "the parameter shows all that is infinite or NaN");
+        const F numerator = Rule::numerator(s, flags, p, g, state);
+        return numerator / Rule::denominator(s, flags, state);
+    } else {
+        return Rule::update(s, flags, p, g, state);
+    }
+}
+
+INSTEP_INLINE Floats load_state(const float* x) { return load_floats(x); }
+INSTEP_INLINE Floats load_state(const uint16_t* x) { return float_of(load_upper_halves(x)); }
+
+template <bool>
+INSTEP_INLINE void store_state(float* to, Floats x, const RandomPosition&, Words, uint32_t) { store_floats(to, x); }
+
+/* Rounds a state to bf16. `mixed` is used only if rounding is stochastic. */
+template <bool STOCHASTIC>
+INSTEP_INLINE void store_state(uint16_t* to, Floats x, const RandomPosition& at, Words mixed, uint32_t stream) {
+    const Words bits = bits_of(x);
+    const Words nan = reinterpret_cast<Words>(x != x); /* a carry could turn a NaN into a zero */
+    const Words up = STOCHASTIC ? at.word(mixed, stream) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
+    store_upper_halves(to, (bits + up) | nan);
+}
+
+/* Steps whole vectors, and returns whether there is an alarm. Root and division take long, so the loop updates the next
+ * states before it steps a parameter. Compilers do not change this order themselves. */
+template <class Rule, bool STOCHASTIC, class Tensors, class State>
+INSTEP_INLINE bool step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                                uint64_t ahead_bytes, uint64_t count, const Tensors& tensors, State* const* states) {
+    constexpr bool ROUNDS = HasRounds<Rule>::value;
+    State* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
+    Floats alarm = {};
+    Words numbers = lane_numbers() + at.low; /* lower words of the elements' numbers */
+    const auto begin = [&](uint64_t i) __attribute__((always_inline)) {
+        if (ahead_bytes) {
+            tensors.fetch(i, ahead_bytes);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        }
+        const Floats sum = tensors.grad(i);
+        Floats state[INSTEP_MAX_STATES] = {};
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = load_state(to[k] + i); });
+        const Floats x = first_round<Rule>(s, flags, tensors.param(i), sum * factor, state);
+        if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(x, sum, state);
+        const Words mixed = STOCHASTIC ? at.mixed(numbers) : Words{};
+        numbers += WIDTH;
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            store_state<STOCHASTIC>(to[k] + i, state[k], at, mixed, FIRST_STATE_STREAM + k);
+        });
+        return x;
+    };
+    const auto land = [&](uint32_t i, Floats x) __attribute__((always_inline)) {
+        if constexpr (ROUNDS) {
+            x = Rule::stepped(s, flags, tensors.param(i), x);
+            alarm += x;
+        }
+        tensors.store(i, x);
+    };
+    Floats older = begin(0);
+#pragma GCC unroll 1
+    for (uint64_t i = WIDTH; i < count; i += WIDTH) {
+        const Floats newer = begin(i);
+        land(i - WIDTH, older);
+        older = newer;
+    }
+    land(count - WIDTH, older);
+    return any_sign(special(alarm));
+}
+
+/* Returns whether step_vectors can step a run of a rule with these scalars. */
+template <class Rule>
+INSTEP_INLINE bool has_vector_loop(const typename Rule::Scalars& s, uint32_t count) {
+    const uint32_t flags = Rule::flags(s);
+    return Rule::STATES > 0 && count > 0 && count % WIDTH == 0 && ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]));
+}
+
+/* Steps one run of one segment, like step_runs. */
+template <class Rule, bool STOCHASTIC, class Tensors, class State>
+__attribute__((noinline)) uint32_t step_vector_run(const typename Rule::Scalars& scalars, float multiplier,
+                                                   const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
+                                                   const Tensors& lent, State* const* states) {
+    const typename Rule::Scalars s = scalars;
+    const RandomPosition at = position;
+    const Tensors tensors = lent;
+    const float factor = Rule::factor(s, multiplier);
+    const bool alarmed =
+        Rule::flags(s) == Rule::COMMON[0]
+            ? step_vectors<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, tensors, states)
+            : step_vectors<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, tensors, states);
+    if (!alarmed) return 0;
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    return tensors.settle(count);
+}
+
+#endif
 
 /* With WITH_CHANGE, `change` gets the change of a rule that is scaled by norms. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
@@ -124,13 +214,6 @@ INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, 
     return any_lane(alarms);
 }
 
-/* Whether a gradient is infinite or NaN. */
-__attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count) {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < count; ++i) found |= special(x[i]);
-    return found >> 31 != 0;
-}
-
 /* One run of one segment, in f32. Its streams never overlap, because each is in a separate memory. */
 struct Run {
     uint32_t count;
@@ -148,14 +231,34 @@ __attribute__((noinline, cold)) bool check_run(const Run& run) {
     return any_special(run.g, run.count);
 }
 
+/* Steps a run, and returns whether there is an alarm. */
+template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
+INSTEP_INLINE bool step_run(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes, const Run& run) {
+    const auto* const x = run.states;
+#if INSTEP_HAS_VECTORS
+    if constexpr (HasRounds<Rule>::value && HIDDEN == 0) {
+        const uint32_t whole = run.count / WIDTH * WIDTH;
+        const WholeTensors tensors = {run.p, run.g};
+        bool alarmed = whole != 0 && step_vectors<Rule, false>(s, flags, factor, {}, ahead_bytes, whole, tensors, x);
+        for (uint32_t i = whole; i < run.count; ++i) {
+            float alarm = 0.0f;
+            step_elements<Rule, HIDDEN, false>(s, flags, factor, 1, run.p + i, run.g + i, from(x[0], i), from(x[1], i), from(x[2], i),
+                                               nullptr, &alarm);
+            alarmed |= special(alarm) >> 31 != 0;
+            asm volatile("" ::: "memory"); /* no vectors: for so few elements, they only make the object larger */
+        }
+        return alarmed;
+    }
+#endif
+    return step_rounds<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, ahead_bytes, run.count, run.p, run.g, x[0], x[1], x[2], run.change);
+}
+
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE uint32_t step_each(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
                                  const Run* runs, uint32_t run_count) {
     uint32_t nonfinite = 0;
     for (const Run* run = runs; run < runs + run_count; ++run) {
-        const bool seen = step_rounds<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, ahead_bytes, run->count, run->p, run->g,
-                                                                 run->states[0], run->states[1], run->states[2], run->change);
-        if (seen) nonfinite |= check_run<Rule>(*run);
+        if (step_run<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, ahead_bytes, *run)) nonfinite |= check_run<Rule>(*run);
     }
     return nonfinite;
 }

@@ -72,7 +72,7 @@ __attribute__((noinline)) void average_params(const InstepStepArgs& args, bool i
     }
 }
 
-/* A part of a tile. It has at most CHUNK elements, unless all its streams are f32 in place. */
+/* A part of a tile. It has at most CHUNK elements, unless no buffer is necessary. */
 struct Part {
     const InstepStepArgs& args;
     uint64_t state_offset; /* of the first element */
@@ -177,12 +177,13 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
     const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
     float* params = part.open_params(param_buffer);
 #if INSTEP_HAS_VECTORS
-    if (args.moments == INSTEP_MOMENTS_BF16 && has_bfloat16_states_loop<Rule>(scalars, part.count) && part.rounding.is_one_loop(part.count)) {
+    if (args.moments == INSTEP_MOMENTS_BF16 && has_vector_loop<Rule>(scalars, part.count) && part.rounding.is_one_loop(part.count)) {
         uint16_t* narrow[INSTEP_MAX_STATES] = {};
         for (uint32_t k = 0; k < Rule::STATES; ++k) narrow[k] = part.placed<uint16_t>(args.states[k]);
-        const auto run = args.stochastic ? step_bfloat16_run<Rule, true, float> : step_bfloat16_run<Rule, false, float>;
+        const WholeTensors tensors = {params, grads};
+        const auto run = args.stochastic ? step_vector_run<Rule, true, WholeTensors, uint16_t> : step_vector_run<Rule, false, WholeTensors, uint16_t>;
         const uint32_t nonfinite =
-            run(scalars, multiplier, part.rounding.position, part.ahead_bytes, part.count, params, grads, narrow);
+            run(scalars, multiplier, part.rounding.position, part.ahead_bytes, part.count, tensors, narrow);
         part.finish(params, is_first);
         return nonfinite;
     }

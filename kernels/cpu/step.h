@@ -44,9 +44,22 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
     for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
     uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
     const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
-    const auto run = rounding.stochastic ? step_bfloat16_run<Rule, true, uint16_t> : step_bfloat16_run<Rule, false, uint16_t>;
+    const auto run = rounding.stochastic ? step_bfloat16_run<Rule, true> : step_bfloat16_run<Rule, false>;
     return run(scalars, multiplier, rounding.position, ahead_bytes, tile.count, params, grads, states);
 }
+
+/* Steps a tile of whole vectors whose parameters have remainders. Its states are f32 or bf16. */
+#if INSTEP_HAS_VECTORS
+template <class Rule, class State>
+uint32_t step_split_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
+                         float multiplier, const RandomPosition& position, uint64_t ahead_bytes) {
+    State* states[INSTEP_MAX_STATES] = {};
+    for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<State*>(args.states[k]) + tile.state_offset;
+    const SplitTensors tensors = {static_cast<uint16_t*>(param_of(args, tile)), static_cast<uint16_t*>(args.master) + tile.state_offset,
+                                  static_cast<const uint16_t*>(args.grads) + tile.grad_offset};
+    return step_vector_run<Rule, false>(scalars, multiplier, position, ahead_bytes, tile.count, tensors, states);
+}
+#endif
 
 /* Returns whether the loop for 8-bit states can step the tile. */
 template <class Rule>
@@ -95,7 +108,8 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const Rounding rounding = {{key, tile.element}, args.stochastic != 0};
     const bool is_coded = has_coded_loop<Rule>(args, tile, rounding, flags);
     const bool is_f32_in_place = args.grad_dtype == INSTEP_DTYPE_F32 && (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
-    const bool in_place = is_coded ? is_f32_in_place || is_bfloat16_in_place(args) : is_f32_in_place && args.moments == INSTEP_MOMENTS_F32;
+    const bool is_bfloat16_in_place = rounding.stochastic ? are_drawn(args) : are_split(args);
+    const bool in_place = is_coded ? is_f32_in_place || is_bfloat16_in_place : is_f32_in_place && args.moments == INSTEP_MOMENTS_F32;
     const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
     char* const param = static_cast<char*>(param_of(args, tile));
     const auto each_part = [&](auto step) {
@@ -128,6 +142,11 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         }
 #if INSTEP_HAS_VECTORS
         if constexpr (HasRounds<Rule>::value) {
+            const bool is_split = are_split(args) && !rounding.stochastic && args.moments != INSTEP_MOMENTS_8BIT;
+            if (is_split && has_vector_loop<Rule>(scalars, tile.count)) {
+                const auto step = args.moments == INSTEP_MOMENTS_F32 ? step_split_tile<Rule, float> : step_split_tile<Rule, uint16_t>;
+                return step(args, tile, scalars, multiplier, rounding.position, ahead_bytes);
+            }
             if (is_coded) {
                 return rounding.stochastic ? step_coded_tile<Rule, true>(args, scalars, multiplier, is_first, each_part)
                                            : step_coded_tile<Rule, false>(args, scalars, multiplier, is_first, each_part);

@@ -1,15 +1,16 @@
-//! The special loop for bf16 throughout must give the bits of the general loop through f32, for every rule and option.
+//! The special loops for bf16 tensors must give the bits of the general loop through f32, for every rule and option.
 //!
 //! With a moving average, the same tensors go through the general loop. The tests compare stored bits, never values.
 
-use instep::{DType, Isa, Layout, Moments, Precision, Rounding};
+use instep::{DType, Isa, Layout, Master, Moments, Precision, Rounding};
 
 use crate::precision::low_precision_states::is_refused;
+use crate::support::stored::stored_param;
 use crate::support::{Optim, Presummed, optimizers, paint, paint_gradient};
 
 const LENS: [usize; 3] = [2048 + 301, 5, 700];
 
-fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<u16> {
+fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<u32> {
     let lens = LENS.iter().enumerate();
     let layout =
         lens.fold(Layout::builder(), |layout, (k, len)| layout.param(format!("p{k}"), *len)).build().unwrap();
@@ -31,11 +32,22 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
             open.write(id.grad(), &values).unwrap();
         }
         crate::support::finish(open).unwrap();
-        for id in layout.ids() {
-            bits.extend(stepper.view::<half::bf16>(id).unwrap().iter().map(|x| x.to_bits()));
+        for (id, len) in layout.ids().zip(LENS) {
+            bits.extend(stored_param(&stepper, id, DType::BF16).unwrap());
+            let mut masters = vec![0.0f32; len];
+            stepper.read(id, &mut masters).unwrap();
+            bits.extend(masters.iter().map(|x| x.to_bits()));
             for name in stepper.state_names(id).unwrap() {
-                let state = stepper.view::<half::bf16>(id.state(&name)).unwrap();
-                bits.extend(state.iter().map(|x| x.to_bits()));
+                let state = id.state(&name);
+                match precision.moments {
+                    Moments::F32 => {
+                        bits.extend(stepper.view::<f32>(state).unwrap().iter().map(|x| x.to_bits()))
+                    }
+                    _ => {
+                        let state = stepper.view::<half::bf16>(state).unwrap();
+                        bits.extend(state.iter().map(|x| u32::from(x.to_bits())));
+                    }
+                }
             }
         }
     }
@@ -43,14 +55,21 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
 }
 
 #[test]
-fn one_loop_for_bf16_throughout_gives_the_bits_of_the_long_way_on_every_instruction_set() {
-    for rounding in [Rounding::Nearest, Rounding::Stochastic { seed: 7 }] {
-        let (param, grad, moments) = (DType::BF16, DType::BF16, Moments::BF16);
-        let precision = Precision { param, grad, moments, rounding, ..Precision::F32 };
-        for optim in optimizers().into_iter().filter(|optim| !is_refused(*optim, moments)) {
+fn one_loop_for_bf16_tensors_gives_the_bits_of_the_long_way_on_every_instruction_set() {
+    let (param, grad) = (DType::BF16, DType::BF16);
+    let throughout = Precision { param, grad, moments: Moments::BF16, ..Precision::F32 };
+    let remainders = Precision { master: Master::Remainder16, ..throughout };
+    let precisions = [
+        throughout,
+        Precision { rounding: Rounding::Stochastic { seed: 7 }, ..throughout },
+        remainders,
+        Precision { moments: Moments::F32, ..remainders },
+    ];
+    for precision in precisions {
+        for optim in optimizers().into_iter().filter(|optim| !is_refused(*optim, precision.moments)) {
             let expected = run(optim, Isa::Baseline, precision, true);
             for isa in Isa::available() {
-                assert!(run(optim, isa, precision, false) == expected, "{optim:?}, {rounding:?}, {isa}");
+                assert!(run(optim, isa, precision, false) == expected, "{optim:?}, {precision:?}, {isa}");
             }
         }
     }
