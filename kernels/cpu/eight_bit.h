@@ -1,8 +1,8 @@
 /* The CPU's loop for 8-bit states: it decodes, steps and encodes whole blocks.
  *
  * A block's scale is known only after its last element. The loop therefore steps block b and encodes block b - 1, which
- * is still in the first-level cache. Encoding hides the latency of division and root. bf16 parameters are
- * rounded stochastically together with the codes, because both share most of their random bits. This loop serves the two most
+ * is still in the first-level cache. Encoding hides the latency of division and root. bf16 parameters are rounded
+ * stochastically together with the codes, because both share most of their random bits. This loop serves the two most
  * common sets of flags. The general path serves the others and partial blocks. Both give the same bits. */
 #ifndef INSTEP_CPU_EIGHT_BIT_H
 #define INSTEP_CPU_EIGHT_BIT_H
@@ -143,6 +143,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             f.denominator = Rule::denominator(s, FLAGS, f.states);
             f.older_numerator = f.numerator;
         };
+        /* Codes end before states are stored: compilers keep this order, and it takes the fewest cycles. */
         const auto round = [&](uint32_t i, bool has_codes) __attribute__((always_inline)) {
             block.fetch(i, ahead_bytes);
             if (i >= 2 * WIDTH) land(i - 2 * WIDTH);
@@ -198,7 +199,8 @@ void open(const Part& part, uint64_t grad_offset, Buffers& buffers, WholeTensors
     tensors = {part.open_params(buffers.params), gradients(part.args, grad_offset, part.count, buffers.grads)};
 }
 void open(const Part& part, uint64_t grad_offset, Buffers&, SplitTensors& tensors) {
-    tensors = {static_cast<uint16_t*>(part.param), static_cast<uint16_t*>(part.remainders()), static_cast<const uint16_t*>(part.args.grads) + grad_offset};
+    tensors = {static_cast<uint16_t*>(part.param), static_cast<uint16_t*>(part.remainders()),
+               static_cast<const uint16_t*>(part.args.grads) + grad_offset};
 }
 void open(const Part& part, uint64_t grad_offset, Buffers&, DrawnTensors& tensors) {
     tensors = {static_cast<uint16_t*>(part.param), static_cast<const uint16_t*>(part.args.grads) + grad_offset, nullptr};
@@ -212,7 +214,8 @@ void close(const Part&, bool, const Tensors&) {}
 template <class Rule, bool STOCHASTIC, class Tensors, class EachPart>
 uint32_t step_coded_parts(const typename Rule::Scalars& scalars, float multiplier, bool is_first, const EachPart& each_part) {
     constexpr uint32_t FIRST = Rule::COMMON[0], SECOND = Rule::COMMON[1];
-    const auto step = Rule::flags(scalars) == FIRST ? step_blocks<Rule, FIRST, STOCHASTIC, Tensors> : step_blocks<Rule, SECOND, STOCHASTIC, Tensors>;
+    const auto step = Rule::flags(scalars) == FIRST ? step_blocks<Rule, FIRST, STOCHASTIC, Tensors>
+                                                    : step_blocks<Rule, SECOND, STOCHASTIC, Tensors>;
     Blocks<Rule> blocks;
     blocks.stepped = {};
     blocks.turn = 0;

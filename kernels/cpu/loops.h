@@ -1,7 +1,8 @@
-/* The CPU's loops around a rule: f32 in, f32 out, a vector at a time.
+/* The CPU's loops around a rule. One is plain f32, and compilers vectorise it. The other is written with vectors, and also
+ * reads and writes remainders and bf16 states.
  *
- * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, because some instruction sets
- * could then not vectorise it. */
+ * A loop knows nothing of tiles or its callers. It has no branch on data, because some instruction sets could then not
+ * vectorise it. */
 #ifndef INSTEP_CPU_LOOPS_H
 #define INSTEP_CPU_LOOPS_H
 
@@ -118,7 +119,7 @@ INSTEP_INLINE bool step_vectors(const typename Rule::Scalars& s, uint32_t flags,
         });
         return x;
     };
-    const auto land = [&](uint32_t i, Floats x) __attribute__((always_inline)) {
+    const auto land = [&](uint64_t i, Floats x) __attribute__((always_inline)) {
         if constexpr (ROUNDS) {
             x = Rule::stepped(s, flags, tensors.param(i), x);
             alarm += x;

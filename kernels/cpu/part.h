@@ -181,7 +181,8 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
         uint16_t* narrow[INSTEP_MAX_STATES] = {};
         for (uint32_t k = 0; k < Rule::STATES; ++k) narrow[k] = part.placed<uint16_t>(args.states[k]);
         const WholeTensors tensors = {params, grads};
-        const auto run = args.stochastic ? step_vector_run<Rule, true, WholeTensors, uint16_t> : step_vector_run<Rule, false, WholeTensors, uint16_t>;
+        const auto run = args.stochastic ? step_vector_run<Rule, true, WholeTensors, uint16_t>
+                                         : step_vector_run<Rule, false, WholeTensors, uint16_t>;
         const uint32_t nonfinite =
             run(scalars, multiplier, part.rounding.position, part.ahead_bytes, part.count, tensors, narrow);
         part.finish(params, is_first);
