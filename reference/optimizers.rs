@@ -1,8 +1,8 @@
 //! The specification: every optimizer in f64, one element at a time, as the papers and `torch.optim` state it.
 //!
-//! The tests, and the benches before they time a step, compare the kernels with this file. It is short enough to be
-//! checked by eye, imports nothing, and shares no line with the kernels. It uses the textbook forms: averages are
-//! beta*old + (1-beta)*new, powers are powi, and AdamW's decay multiplies by 1 - lr*weight_decay.
+//! The tests compare the kernels with this file, and so do the benches before they time a step. This file is short
+//! enough to be checked by eye, imports nothing, and shares no line with the kernels. It uses the textbook forms:
+//! averages are beta*old + (1-beta)*new, powers are powi, and AdamW's decay multiplies by 1 - lr*weight_decay.
 
 /// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,7 +14,7 @@ pub(crate) struct Scalar {
     pub steps: i32,
 }
 
-/// Declares the hyperparameters of a rule, numbers before flags, and reads them by name.
+/// Declares a struct with the hyperparameters of a rule, numbers before flags, and a function that reads them by name.
 macro_rules! hyperparameters {
     ($($(#[$doc:meta])* $rule:ident { $($number:ident),*; $($flag:ident),* })*) => {$(
         $(#[$doc])*
@@ -37,7 +37,7 @@ macro_rules! hyperparameters {
 hyperparameters! {
     /// `torch.optim.SGD`.
     Sgd { lr, momentum, dampening, weight_decay; nesterov, maximize }
-    /// `torch.optim.Adam`, and with `decoupled` `torch.optim.AdamW`.
+    /// `torch.optim.Adam`, or `torch.optim.AdamW` if `decoupled` is set.
     Adam { lr, beta1, beta2, eps, weight_decay; decoupled, amsgrad, maximize }
     /// `torch.optim.Adagrad`.
     Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps; maximize }
@@ -78,7 +78,8 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// Returns the rule of that name in `vectors.txt`. `number` returns a hyperparameter by name, and a flag as 0 or 1.
+    /// Returns the rule with this name in `vectors.txt`. `number` returns the hyperparameter with a given name. A flag
+    /// is 0 or 1.
     pub(crate) fn named(name: &str, number: &dyn Fn(&str) -> f64) -> Rule {
         let decoupled = f64::from(u8::from(name == "adamw"));
         let of_adam = |field: &str| if field == "decoupled" { decoupled } else { number(field) };
@@ -127,7 +128,7 @@ impl Rule {
         }
     }
 
-    /// Returns the learning rate of any rule.
+    /// Returns the rule's learning rate.
     pub(crate) fn lr_mut(&mut self) -> &mut f64 {
         match self {
             Rule::Sgd(Sgd { lr, .. })
@@ -271,7 +272,7 @@ impl Rprop {
 }
 
 impl Lion {
-    /// Returns the average of which Lion takes the sign.
+    /// Returns an average of gradients. Its sign is the direction of Lion's update.
     pub(crate) fn direction(&self, x: &Scalar, gradient: f64) -> f64 {
         let g = if self.maximize { -gradient } else { gradient };
         self.beta1 * x.states[0] + (1.0 - self.beta1) * g
@@ -290,12 +291,13 @@ impl NAdam {
         self.beta1 * (1.0 - 0.5 * 0.96f64.powf(f64::from(step) * self.momentum_decay))
     }
 
-    /// Returns the product of all momenta up to a step.
+    /// Returns the product of the momenta of all steps up to `step`.
     pub(crate) fn mu_product(&self, step: i32) -> f64 {
         (1..=step).map(|t| self.mu(t)).product()
     }
 
-    /// Returns the factors of the gradient and of its average in the update's numerator, without lr.
+    /// Returns two factors of the update's numerator, without lr: one for the gradient, and one for the average of
+    /// gradients.
     pub(crate) fn shares(&self, step: i32) -> (f64, f64) {
         let (mu, next_mu, product) = (self.mu(step), self.mu(step + 1), self.mu_product(step));
         ((1.0 - mu) / (1.0 - product), next_mu / (1.0 - product * next_mu))
@@ -318,7 +320,8 @@ impl NAdam {
 }
 
 impl RAdam {
-    /// Returns the rectification, once the variance of the second moment is tractable.
+    /// Returns the rectification. In the first steps, the variance of the second moment is not tractable, and the
+    /// result is `None`.
     pub(crate) fn rectification(&self, step: i32) -> Option<f64> {
         let rho_inf = 2.0 / (1.0 - self.beta2) - 1.0;
         let power = self.beta2.powi(step);
@@ -370,7 +373,7 @@ impl Lamb {
         if param_norm > 0.0 && change_norm > 0.0 { param_norm / change_norm } else { 1.0 }
     }
 
-    /// Changes the parameters by u, multiplied by lr and the ratio.
+    /// Subtracts u, multiplied by lr and the ratio, from the parameters.
     pub(crate) fn apply(&self, tensor: &mut [Scalar]) {
         let rate = self.lr * self.ratio(tensor);
         tensor.iter_mut().for_each(|x| x.param -= rate * self.change(x));

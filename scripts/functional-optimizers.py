@@ -16,14 +16,14 @@ from instep.torch._lists import RULES
 
 PAGE = Path(__file__).resolve().parent.parent / "python/instep/torch/functional.py"
 
-HEAD = '''"""Steps over lists of the caller's tensors, one function for each optimizer. They keep no state.
+HEAD = '''"""Steps over lists of the caller's tensors, one function for each optimizer. No function has a state of its own.
 
 scripts/functional-optimizers.py writes this file. A call reads addresses, counts and values from the tensors, checks all
 of them, and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the
 CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
-- ``grads``: any of these types, with the parameter's shape and strides. They are only read. A parameter is skipped if its
+- ``grads``: any of these types, with the parameter's shape and strides. A call only reads them, and skips a parameter if its
   gradient is None.
 - states: float32 or bfloat16, one type for all states of a parameter; zeros before the first step.
 - ``state_steps``: float32 scalar tensors, the number of steps so far: 0 before the first step. A step increments them.

@@ -88,17 +88,16 @@ def run(tests, test, variables):
     return done.returncode == 0, done.stdout + done.stderr
 
 
-def built(root, target=None):
-    """The folder of the software GPU, and the tests of a GPU, built from this tree."""
-    variables = dict(os.environ, **({"CARGO_TARGET_DIR": str(target)} if target else {}))
-    command = [root / "scripts/software-gpu.sh", "--tests"]
-    made = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+def built(*tree_and_target, **variables):
+    """The folder of the software GPU, the tests of a GPU, built from this tree or a copy, and the kernels in them."""
+    command = [ROOT / "scripts/software-gpu.sh", "--tests", *tree_and_target]
+    made = subprocess.run(command, env=dict(os.environ, **variables), stdout=subprocess.PIPE, text=True, check=True)
     return made.stdout.split()
 
 
-def planted(file, old, new):
-    """The software GPU and the tests, built from a copy of the tree with a mistake. The copy stays in place, so that
-    only changed files are compiled again.
+def planted(kernels, file, old, new):
+    """The tests, built from a copy of the tree with a mistake, around kernels that are there. The copy stays in place, so
+    that only changed files are compiled again.
     """
     spec = importlib.util.spec_from_file_location("mutate_sources", ROOT / "scripts/mutate-sources.py")
     sources = importlib.util.module_from_spec(spec)
@@ -106,7 +105,7 @@ def planted(file, old, new):
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted-calls"
     tree = sources.copied(target)
     sources.plant(tree / file, file, old, new)
-    return built(tree, target)
+    return built(tree, target, INSTEP_FATBIN=kernels)[1]
 
 
 def main():
@@ -119,11 +118,11 @@ def main():
     rows = (SOURCES if arguments.sources else FAULTS)[first::every]
     rows = [row for row in rows if not arguments.names or any(part in row[0] for part in arguments.names)]
     missed = 0
-    folder, tests = (None, None) if arguments.sources else built(ROOT)
+    folder, tests, kernels = built()
     for name, *row, test, phrases in rows:
         phrases = (phrases,) if isinstance(phrases, str) else phrases
         if arguments.sources:
-            folder, tests = planted(*row)
+            tests = planted(kernels, *row)
             tries = [(None, None)]
         else:
             variable, value, numbers = row

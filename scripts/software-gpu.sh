@@ -2,11 +2,12 @@
 # Builds the software GPU, a driver without a GPU, and prints the folder with its libcuda.so and libnccl.so.2.
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
-# FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
-# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--ddp` runs
-# examples/cuda_ddp, with both NCCLs, and capi/gpu/ddp.c with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
-# with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small,
-# and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
+# FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work. `--tests [TREE TARGET]` builds
+# those tests, or those of a copy of the tree, and prints the binary and the kernels in it too, for mutate-calls.py.
+# `--capi` runs the C library's program for a GPU. `--ddp` runs examples/cuda_ddp, with both NCCLs, and capi/gpu/ddp.c
+# with one to three ranks. `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small, with a PyTorch for
+# the CPU. `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without
+# FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,14 +31,18 @@ ln -sfn libnccl.so.2 "$folder/libnccl.so"
 # this GPU's trace, the other plays races, which this GPU names.
 usual=(cuda:: bucket_step::gpu bucket_step::one_launch kernels::shared_launches --skip cuda::gpu::large --skip cuda::gpu::conversions --skip rank_of_several)
 
-# Builds the tests of a GPU and lets them find this one.
+# [TREE TARGET]: builds a tree's tests of a GPU and lets them find this one
 prepare() {
+    local made
     NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
     export NVCC
-    tests=$(cargo rustc -q -p instep --features cuda --test main --message-format=json-render-diagnostics -- --cfg gpu_only |
-        python3 -c '
+    made=$(cargo rustc -q --manifest-path "${1:-.}/Cargo.toml" --target-dir "${2:-$target}" -p instep --features cuda --test main \
+        --message-format=json-render-diagnostics -- --cfg gpu_only | python3 -c '
 import json, sys
-print(*(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")))')
+made = [json.loads(line) for line in sys.stdin]
+print(*(m["executable"] for m in made if m.get("executable")))
+print(*(path for m in made for name, path in m.get("env", []) if name == "INSTEP_KERNELS_FATBIN"))')
+    { read -r tests; read -r fatbin; } <<<"$made"
     export INSTEP_CUDA=$folder/libcuda.so INSTEP_NCCL=$folder/libnccl.so.2 INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1
 }
 
@@ -66,8 +71,8 @@ case ${1:-} in
     done
     ;;
 --tests)
-    prepare
-    printf '%s\n' "$folder" "$tests"
+    prepare "${@:2}"
+    printf '%s\n' "$folder" "$tests" "$fatbin"
     ;;
 --capi)
     programs

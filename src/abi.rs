@@ -6,7 +6,7 @@
 #![allow(unsafe_code, clippy::all)]
 
 impl InstepHyper {
-    /// Returns the bytes as words. Every constructor begins with `words`, so all words are set.
+    /// Returns the union as 8 words. Every constructor sets `words` first, so no word is uninitialised.
     pub fn to_words(&self) -> [f64; 8] {
         // SAFETY: every bit pattern is a number.
         unsafe { self.words }
@@ -25,7 +25,7 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
-/// Declares types with the offset of each field beside it, as plain data that may be all zeros.
+/// Declares a type for each struct in the header. Each field stands beside its offset, and zeros are a valid value.
 macro_rules! records {
     ($($kind:ident $name:ident: $size:literal bytes, aligned to $alignment:literal {
         $($at:literal => $field:ident: $type:ty,)*

@@ -1,9 +1,9 @@
 //! The interface of a device: [`Device`] runs ops, and [`Executor`] has the calls that only the stepper makes.
 //!
 //! `Executor` is private, so no other crate can add a device. Each device guarantees what the checker assumes: ops of a
-//! stream run in order, a Wait ends after the Record of its ticket, and addresses come from `Op::accesses`. The
-//! schedule decides when an op runs, never the device. Every access to a device's memory takes a [`Claimed`], which
-//! only `unsafe` code can make.
+//! stream run in order, a `Wait` ends after the `Record` of its ticket, and an op touches only the memory that
+//! `Op::accesses` lists. The schedule decides when an op runs, never the device. Every access to a device's memory
+//! takes a [`Claimed`] value, and only `unsafe` code can make one.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use crate::launch::{Assignment, BorrowedPieces, Progress, Settings};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
 
-/// An executor of ops.
+/// A device that runs ops.
 pub trait Device: Executor {
-    /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ops
-    /// are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs Records, so no wait can
-    /// hang.) A Wait on the compute stream is a call of [`wait`](Device::wait) and is not submitted here.
+    /// Queues each op after the earlier ops of its stream, without waiting for those ops. Once an op has failed, later
+    /// ops are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs `Record` ops, so no
+    /// wait can hang.) A `Wait` op on the compute stream is not submitted here, because the stepper calls
+    /// [`wait`](Device::wait) instead.
     ///
-    /// `sum` says when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for that
-    /// sum.
+    /// If one of these ops [waits](crate::op::Action::AwaitSum) for the caller's sum, `sum` says when that sum is
+    /// complete.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
     /// Orders the trainer's next work after the ticket's position. On the host device the calling thread waits. On a
@@ -58,7 +59,7 @@ pub(crate) struct Blueprint {
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) comms: Comms,
     pub(crate) borrowed: Option<BorrowedPieces>,
-    /// Whether ops are measured.
+    /// Whether the device measures the times of ops.
     pub(crate) timed: bool,
 }
 
@@ -67,21 +68,21 @@ pub(crate) struct Blueprint {
 pub struct Claimed(());
 
 impl Claimed {
-    /// Makes the claim.
+    /// Makes the promise.
     ///
     /// # Safety
-    /// The access was announced to the schedule, and the waits for it have ended. No op that runs, or was submitted,
-    /// touches the same bytes. Memory that is rebound has the plan's offsets and lengths.
+    /// The access was announced to the schedule, and the waits for it have ended. No op that is running, or was
+    /// submitted, touches the same bytes. If the access rebinds memory, the new memory has the plan's offsets and
+    /// lengths.
     pub(crate) unsafe fn promise() -> Claimed {
         Claimed(())
     }
 }
 
-/// The stepper's private interface to a device: memory, settings, records and measured times. It keeps [`Device`]
-/// sealed.
+/// The stepper's private interface to a device: memory, settings, records and measured times. It seals [`Device`].
 pub trait Executor {
-    /// Whether the trainer is a stream and not the calling thread. Such a trainer touches memory long after the calls
-    /// that announce the access.
+    /// Whether the trainer is a stream and not the calling thread. A stream touches memory long after the call that
+    /// announces the access.
     const TRAINER_IS_A_STREAM: bool;
 
     /// The proof that the caller's sum of a bucket is complete. On a GPU, this is an event.
@@ -90,8 +91,8 @@ pub trait Executor {
     /// Returns where the device's memory lies.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks' numbers. The default does nothing, because every collective already
-    /// compares the number.
+    /// Compares a number with the other ranks' numbers. The default does nothing, because the collectives of host ranks
+    /// compare the number in every call.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
@@ -108,7 +109,7 @@ pub trait Executor {
     /// Replaces the settings, which the next Begin reads.
     fn write_settings(&mut self, settings: &Settings, claimed: Claimed);
 
-    /// Sets how many updates a record counts, and the number that its optimizer carries.
+    /// Sets the progress of a record.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -155,12 +156,12 @@ pub trait Executor {
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
     /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
-    /// tensors and counts are zeros. Its control block keeps the results of passes. This device does not change.
-    /// `words` is the text of the new agreement.
+    /// tensors and counts are zeros. Its control block has a copy of this device's results of passes. This device does
+    /// not change. `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// Errors as for the builder. `Mismatch` if this call has failed on another rank, and the ranks compare their
-    /// results.
+    /// Errors as for the builder. `Mismatch` on ranks that compare their results, if this call has failed on another
+    /// rank.
     fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
@@ -172,8 +173,8 @@ pub trait Executor {
     where
         Self: Sized;
 
-    /// Returns the ops that have ended since this function was last called, with their times, if the device measures
-    /// times.
+    /// Returns the ops that have ended since this function was last called, with their times. The list is empty unless
+    /// the device measures times.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -190,8 +191,8 @@ pub trait Executor {
     }
 }
 
-/// Returns the error for a bucket that the caller sums and hands over without an event. The stepper cannot know when
-/// such a sum is complete.
+/// Returns the error for a bucket that the caller sums, and hands over without an event. Nothing says when such a sum
+/// is complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");
     Error::order(thing, "nothing says when it is there", "call bucket_ready_after")

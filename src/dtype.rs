@@ -1,10 +1,10 @@
-//! Element types of the tensors that a step touches, or that travel between ranks.
+//! Element types of the tensors that a step accesses or that ranks exchange.
 //!
-//! This module has names, sizes and conversions of single values. It depends on no other module. The kernels convert
-//! tensors. f64, sparse and complex tensors are not supported, because a fused kernel for them would not be faster than
-//! the caller's own loop.
+//! This module has the names and sizes of the types, and converts single values. It depends on no other module. The
+//! kernels convert whole tensors. f64, sparse and complex tensors are not supported, because a fused kernel for them
+//! would not be faster than the caller's own loop.
 
-/// An element type. The discriminants are the kernels' codes.
+/// An element type. The kernels identify the types by the same numbers as these discriminants.
 #[non_exhaustive]
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +58,8 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// An element type of the slices that a stepper hands out: `f32`, and [`bf16`](crate::bf16) and [`f16`](crate::f16) of
-/// the `half` crate.
+/// The type of an element in the slices that a stepper returns. It is `f32`, or [`bf16`](crate::bf16) or
+/// [`f16`](crate::f16) of the `half` crate.
 pub trait Element: sealed::Element {
     /// This type as a [`DType`].
     const DTYPE: DType;
@@ -72,7 +72,7 @@ pub trait Element: sealed::Element {
 }
 
 mod sealed {
-    /// A plain number, for which every bit pattern is valid.
+    /// A number type in which every bit pattern is valid.
     pub trait Element: bytemuck::Pod + Send + Sync + std::fmt::Debug {}
 
     impl Element for f32 {}

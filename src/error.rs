@@ -1,9 +1,10 @@
-//! The crate's error type. The variant of an error tells the caller what to do.
+//! The crate's error type. The variant of an error shows what the caller can do next.
 //!
-//! Most errors are *refused* (nothing was changed, call again) or *poison* (the stepper has failed for good). The doc
-//! of each variant says which it is, or what has happened instead. Every error text has the form
-//! `<thing>: <what is wrong>; <what to do>`. Only this module assembles error texts. The type is cloneable, because a
-//! poisoned device repeats its first error. This module depends on no other module.
+//! After most errors, either the call was *refused*, or the stepper is *poisoned*. A refused call has changed nothing,
+//! and can be repeated. A poisoned stepper has failed for good. The documentation of each variant says which of the two
+//! applies, or what else has happened. Every error text has the form `<thing>: <what is wrong>; <what to do>`. Only
+//! this module assembles error texts. `Error` implements `Clone`, because a poisoned device returns its first error
+//! again in every later call. This module depends on no other module.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,13 +22,13 @@ pub enum Error {
     /// Refused: an option or hyperparameter is out of range, or two options exclude each other.
     #[error("{field} = {value}: {wrong}; {remedy}")]
     Config {
-        /// The option as the caller spells it.
+        /// The name of the option.
         field: &'static str,
         /// The value given.
         value: String,
         /// The rule that the value breaks.
         wrong: String,
-        /// A value or an option that is accepted.
+        /// What to use instead: a value or an option that is accepted.
         remedy: String,
     },
     /// Refused: a parameter is unknown, is named twice, belongs to another layout, or has another length.
@@ -48,11 +49,10 @@ pub enum Error {
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
-    /// Refused: the request needs something that this machine, this build, or a part such as the collective does not
-    /// support.
+    /// Refused: this machine, this build, or a part such as the collective does not support what the call needs.
     #[error("{0}")]
     Unsupported(Refusal),
-    /// Refused: this build carries no GPU kernels.
+    /// Refused: this build has no GPU kernels.
     #[error("GPU kernels: not in this build; {how}")]
     KernelsNotBuilt {
         /// How to build the kernels.
@@ -61,13 +61,13 @@ pub enum Error {
     /// Refused: there is no usable GPU driver on this machine.
     #[error("CUDA driver: not usable, {why}; install NVIDIA's driver, or step on the host")]
     DriverUnavailable {
-        /// Attempts, and the result of each.
+        /// The attempts to load the library, and the result of each attempt.
         why: String,
     },
     /// Refused: there is no usable NCCL library on this machine.
     #[error("NCCL: not usable, {why}")]
     NcclUnavailable {
-        /// Attempts, and the result of each.
+        /// The attempts to load the library, and the result of each attempt.
         why: String,
     },
     /// Poisons: a call into a GPU's driver failed. Refused if the call was part of building a stepper.
@@ -95,14 +95,14 @@ pub enum Error {
     /// Poisons: a communication hook failed, with this message.
     #[error("hook: {0}")]
     Hook(String),
-    /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
+    /// Refused: the compiled kernels fail a self-test of their arithmetic, so no result could be trusted.
     #[error(
         "{isa} kernels: self-test {property} fails; remove fast-math and contraction from CXXFLAGS and rebuild"
     )]
     Arithmetic {
         /// The instruction set for which the kernels were built.
         isa: &'static str,
-        /// Number of the property, as listed in `kernels/cpu/self_test.h`.
+        /// The number of the failed self-test, as listed in `kernels/cpu/self_test.h`.
         property: u32,
     },
     /// Poisons: ranks issued different collectives, or the same collective with different arguments.
@@ -115,14 +115,14 @@ pub enum Error {
         rank: u32,
         /// The call of `rank`.
         ours: String,
-        /// The rank with which `rank` disagrees.
+        /// The rank that issued the other call.
         other_rank: u32,
-        /// That rank's call.
+        /// The call of `other_rank`.
         theirs: String,
         /// The fields of the calls that differ, for example "pass and length".
         differs: String,
     },
-    /// Poisons: a rank went on to its next pass while other ranks waited for its part in the previous one.
+    /// Poisons: a rank began its next pass while other ranks still waited for this rank in the previous pass.
     #[error(
         "rank {rank}: left pass {pass} before [{theirs}], which rank {other_rank} issued; abandon a pass on all ranks \
          or on none, and make the same sums in all hooks"
@@ -135,18 +135,18 @@ pub enum Error {
         pass: u64,
         /// A rank that is still in that pass.
         other_rank: u32,
-        /// That rank's call.
+        /// The call of `other_rank`.
         theirs: String,
     },
     /// Poisons: a rank left, failed or panicked, so collectives can no longer complete.
     #[error("rank {rank}: lost, {why}; start all ranks again")]
     PeerLost {
-        /// The rank that is gone.
+        /// The rank that was lost.
         rank: u32,
-        /// The last message of that rank.
+        /// The reason, for example the last message of the lost rank.
         why: String,
     },
-    /// Poisons: not all ranks arrived in time.
+    /// Poisons: some ranks did not make a call before the deadline.
     #[error(
         "rank {rank}: waited {waited_ms} ms at [{call}] for {}; look there for the cause, or raise the deadline",
         named(missing)
@@ -158,7 +158,7 @@ pub enum Error {
         call: String,
         /// Length of the wait.
         waited_ms: u64,
-        /// Ranks that had not arrived. Empty if they are unknown, for example for a sum on a GPU.
+        /// The ranks that had not made the call. Empty if these ranks are unknown, for example for a sum on a GPU.
         missing: Vec<u32>,
     },
     /// Refused: a checkpoint is damaged, or belongs to another model.
@@ -209,11 +209,11 @@ pub enum Error {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// The subject of the call: a parameter, a bucket, a pass, a part of a file.
+    /// The thing that the text is about: for example a parameter, a bucket, a pass, or a part of a file.
     pub thing: String,
-    /// The reason. In the text it follows the subject.
+    /// What is wrong with `thing`.
     pub wrong: String,
-    /// The advice to the caller. Empty if there is none.
+    /// What the caller can do. Empty if there is no advice.
     pub remedy: String,
 }
 
@@ -284,7 +284,7 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent a `thing` which no rank of this version sends.
+    /// Makes a [`PeerLost`](Error::PeerLost) for a rank that sent a `thing` that no rank of this version sends.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }
@@ -300,9 +300,9 @@ impl Error {
     }
 }
 
-/// Checks a table of refused options. Each row has an option, its value, and the condition under which the value is
-/// refused. A row ends with the error's two parts: what is wrong and what to do. The first row with a true condition
-/// returns its [`Config`](Error::Config).
+/// Checks a table of options. Each row has an option, its value, and the condition under which the value is refused.
+/// After that, the row has two texts for the error: what is wrong, and what to do. If a row's condition is true, the
+/// calling function returns the row's [`Config`](Error::Config) error.
 macro_rules! refuse {
     ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {
@@ -344,8 +344,8 @@ fn named(ranks: &[u32]) -> String {
 /// The largest number of names that an error lists.
 const LISTED: usize = 8;
 
-/// Lists the names that are accepted instead of `given`. If there are more than `LISTED` names, it lists those most
-/// similar to `given`.
+/// Returns a text that lists the names that are accepted instead of `given`. If there are more than `LISTED` names, the
+/// text has only the names that are most similar to `given`.
 pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
     match names.len() {
@@ -375,7 +375,7 @@ fn distance(one: &str, other: &str) -> usize {
     one.len().max(other.len()) - start - end
 }
 
-/// Returns a whole number from the environment, if the variable is set.
+/// Returns the whole number in an environment variable, or `None` if the variable is not set.
 ///
 /// # Errors
 /// `Config` if the value is not a whole number, or is less than `least`.

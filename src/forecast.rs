@@ -1,8 +1,9 @@
-//! A device without memory and threads. It computes when each op would run, from the durations of ops.
+//! A device without memory and threads. It computes the time at which each op would run, from the durations of the ops.
 //!
-//! A stepper on this device has the same schedule, byte counts and refusals as a real stepper, so a laptop can plan a
-//! thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
-//! has run. All ranks are assumed to take the same time, so the forecast covers one rank.
+//! A stepper on this device has the same schedule and the same byte counts as a real stepper, and refuses the same
+//! calls. A laptop can therefore plan a thousand ranks. The ops of a stream run in order. No op runs before it was
+//! submitted. A `Wait` ends when the `Record` with its ticket has run. All ranks are assumed to take the same time, so
+//! the forecast computes only one rank.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -20,8 +21,9 @@ use crate::op::{
     Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
 };
 
-/// Returns how many nanoseconds an op takes, given how many bytes it moves. For a step or a norm, these are the bytes
-/// on the memory bus. For a collective, they are the bytes of its buffer. Clocks stop at 2^64 - 1.
+/// A function that returns how many nanoseconds an op takes. Its second argument is the number of bytes that the op
+/// moves. For a step or a norm, these are the bytes on the memory bus. For a collective, they are the bytes of its
+/// buffer. Clocks stop at 2^64 - 1 nanoseconds.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that forecasts when ops would run. See [`StepperBuilder::forecast`].
@@ -32,7 +34,7 @@ pub struct Forecast {
     constants: StepConstants,
     regions: Regions,
     /// For each bucket, the bytes that its step moves, and the bytes that each `Measure` before the step moves. The
-    /// numbers hold if nothing is frozen.
+    /// numbers are for a step in which no parameter is frozen.
     step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
     /// The time at which each stream has run all its ops. The compute stream stands for the trainer.

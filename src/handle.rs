@@ -1,12 +1,14 @@
-//! Types for raw handles of a GPU's driver: memory, streams and events, of this crate or of a framework.
+//! Types for raw handles of a GPU's driver: addresses, streams and events. A handle may belong to this crate or to a
+//! framework.
 //!
 //! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making a handle is safe,
-//! and does not prove that its target exists. Each use of a handle states its conditions. This file calls no driver.
+//! and does not prove that its target exists. Each function that uses a handle documents its conditions. This file
+//! calls no driver.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// The memory in which an address lies. It decides who can access the bytes.
+/// The memory in which an address lies. It determines whether the CPU or a GPU can access the bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -25,7 +27,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// The address of a first byte, in the CPU's or a GPU's memory. It is a number, so it may move between threads.
+/// The address of the first byte of a range, in the CPU's or a GPU's memory. The address is stored as a number, so it
+/// may move between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(usize);
 
@@ -50,8 +53,8 @@ impl Address {
 pub struct DevicePtr(pub u64);
 
 /// A stream (`CUstream`, `cudaStream_t`). Handles 0 and 1 are the legacy default stream. Handle 2 is the calling
-/// thread's own default stream, so it names another stream on another thread. In a program compiled for per-thread
-/// default streams, stream 0 has handle 2 here.
+/// thread's own default stream, so handle 2 is a different stream on every thread. If a program is compiled for
+/// per-thread default streams, use handle 2 for the program's stream 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct StreamHandle(pub usize);

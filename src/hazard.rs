@@ -1,11 +1,11 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
-//! Happens-before is the order of ops on each stream, plus the order from each Record to its Waits. Vector clocks
-//! compute happens-before. Accesses are byte ranges, so disjoint views of one arena do not conflict. The checker does
-//! not assume an order among collectives that may share one launch. The trainer's own reads and writes are part of the
-//! list. The checker trusts the caller's event after a sum, but only for the bytes of the summed bucket. The checker is
-//! independent of modes and accepts any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of
-//! by range.
+//! The happens-before order is the order of ops on each stream, plus the order from each `Record` to its `Wait`s. The
+//! checker computes it with vector clocks. Accesses are byte ranges, so disjoint views of one arena do not conflict.
+//! The checker does not assume an order among collectives that may share one launch. The trainer's own reads and writes
+//! are part of the list. The checker trusts the caller's event after a sum, but only for the bytes of the summed
+//! bucket. The checker does not depend on the mode, so it can check any list. PyTorch's CUDA sanitizer is similar, but
+//! compares base pointers instead of byte ranges.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -29,7 +29,7 @@ pub enum Traced {
     },
 }
 
-/// A fault of a list.
+/// A fault in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hazard {
     /// Two unordered accesses to the same bytes, at least one of which is a write. `first` and `second` are positions
@@ -44,7 +44,7 @@ pub enum Hazard {
         /// The first byte that both entries touch.
         byte: u64,
     },
-    /// A Wait for a ticket that was not recorded by an earlier entry. CUDA would not wait at all.
+    /// A `Wait` for a ticket that no earlier entry has recorded. In CUDA, such a wait would have no effect.
     UnrecordedWait {
         /// The Wait's position in the list.
         at: usize,

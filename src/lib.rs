@@ -45,15 +45,15 @@
 //! | [`Mode`] | steps a bucket | can clip by the global norm of this pass |
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
-//! | `Normed` | once the last bucket is reduced and the norm is known; the steps run during the next forward | yes |
-//! | `Sequential` | after the last reduce; this is the reference for the other modes | yes |
+//! | `Normed` | once the last bucket is reduced and the norm is known. The steps run during the next forward | yes |
+//! | `Sequential` | after the last reduce. The other modes are tested against this mode | yes |
 //!
 //! # What to call
 //!
 //! | To | call |
 //! |---|---|
 //! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
-//! | start no threads | [`StepperBuilder::inline`] with [`threads(1)`](StepperBuilder::threads) |
+//! | step without starting threads | [`StepperBuilder::inline`] with [`threads(1)`](StepperBuilder::threads) |
 //! | step on parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | set different hyperparameters for some parameters | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | set the element types of a group or of single parameters | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
@@ -66,17 +66,17 @@
 //! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`], and with sharding [`StepperBuilder::accumulation`] |
-//! | clip by the global norm, skip non-finite passes (Normed and Sequential) | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
+//! | clip by the global norm, or skip non-finite passes (in the modes `Normed` and `Sequential`) | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; for PyTorch's `GradScaler`, [`StepperBuilder::grad_scaler`] |
 //! | clip a group by its own norm, or exempt it from clipping | [`StepperBuilder::group_clip`], [`Stepper::group_norm`] |
-//! | clip in Eager, by the previous pass's norm or by each bucket's norm | [`Clip::Previous`], [`Clip::PerBucket`] |
+//! | clip in `Eager` mode, by the previous pass's norm or by each bucket's norm | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
 //! | share a parameter between layers, handle missing gradients, exclude a parameter from steps | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | declare parameters that no rank used | [`Stepper::set_unused`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits or states in 8 bits, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | keep a moving average of parameters, or a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
-//! | keep states in the host's memory, and step there (offload) | [`StepperBuilder::offload`] |
+//! | store states in the host's memory, and run the steps there (offload) | [`StepperBuilder::offload`] |
 //! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
@@ -91,7 +91,7 @@
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
 //! | step buckets after your own all-reduce, in any order | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
-//! | all-reduce over processes on the host | `Mpi` (feature `mpi`), which gives the same bits as ranks in one process |
+//! | all-reduce over processes on the host | `Mpi` (feature `mpi`). Training gives the same bits as with ranks in one process |
 //! | test your own transport | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read`], [`Stepper::write`] |

@@ -1,7 +1,8 @@
 //! Waiting for events that send no notification: a wait polls, at first without a sleep.
 //!
-//! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
-//! thread would sleep once per bucket. Only between sleeps does a wait check whether it is still wanted.
+//! Calls of NCCL and MPI, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
+//! thread would sleep once per bucket. If a wait takes long, it sleeps between polls, and then also checks whether it
+//! is still wanted.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use crate::error::Result;
 
 const NAP: Duration = Duration::from_micros(50);
 
-/// The clock of a wait. It also lets time pass.
+/// The clock of a wait. It also makes the wait's pauses.
 pub(crate) trait Clock {
     /// Returns the time since the wait began.
     fn waited(&self) -> Duration;
@@ -36,8 +37,8 @@ impl Clock for Wall {
     }
 }
 
-/// Polls until there is an answer, and returns the answer. Returns `None` once the deadline has passed. Does not sleep
-/// until `awake` has passed.
+/// Calls `look` until it returns an answer, and returns that answer. Returns `None` once the deadline has passed. Does
+/// not sleep until `awake` has passed.
 ///
 /// # Errors
 /// The first error of `wanted` or of `look`. It ends the wait.

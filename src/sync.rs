@@ -27,7 +27,7 @@ pub(crate) fn now_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Shuttle has no clock, so two times are either equal or very different.
+/// Returns one of two very different times at random, because shuttle has no clock.
 #[cfg(all(test, shuttle))]
 pub(crate) fn now_ns() -> u64 {
     use shuttle::rand::Rng;
@@ -64,7 +64,7 @@ impl Spin {
         is_early
     }
 
-    /// Two reads represent any number of reads, because shuttle has no clock.
+    /// Pauses, and allows two reads. They represent any number of reads, because shuttle has no clock.
     #[cfg(all(test, shuttle))]
     pub(crate) fn again(&mut self) -> bool {
         shuttle::thread::yield_now();

@@ -1,7 +1,7 @@
 //! Prepares text from a file, another rank or another library for an error message.
 //!
-//! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened. No control
-//! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.
+//! Error messages appear in terminals and logs. Foreign text in a message is therefore escaped and shortened, so that
+//! it cannot send control characters to a terminal or fill a log. This module depends on no other module.
 
 use std::fmt::{self, Display, Write};
 

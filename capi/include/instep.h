@@ -12,7 +12,7 @@
  *
  * Structs: a struct that begins with `size` may grow in later versions. Set `size` to sizeof the struct and all other fields
  * to zeros, which stand for defaults. A library accepts structs of older programs, and structs of newer programs if they use
- * nothing new. The caller owns a struct and the memory behind its pointers, and the library reads both only during the call,
+ * nothing new. The caller owns a struct and the memory at its pointers, and the library reads both only during the call,
  * unless the struct says otherwise.
  *
  * Processes: after the first handle, a forked child gets INSTEP_FORKED from every call that can fail. dlclose leaves the
@@ -25,17 +25,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The kind of a trainer's number in a checkpoint: a real number.
+// A kind of instep_scalar: a real number.
 #define INSTEP_NUMBER 0
 
-// The kind of a trainer's number in a checkpoint: a whole number, such as an epoch or a seed.
+// A kind of instep_scalar: a whole number, such as an epoch or a seed.
 #define INSTEP_INTEGER 1
 
-// The checkpoint has no number of this name.
+// The kind of an instep_scalar after a load, if the checkpoint has no number of its name.
 #define INSTEP_ABSENT 2
 
-// Element type: float, IEEE 754 binary32. In a field for an element type, 0 stands for the default that the field's
-// comment gives.
+// Element type: float, IEEE 754 binary32. In a field for an element type, 0 means the default that the field's comment
+// names.
 #define INSTEP_F32 1
 
 // Element type: bfloat16.
@@ -47,13 +47,13 @@
 // 16-bit parameters have no master weight. The default.
 #define INSTEP_MASTER_NONE 0
 
-// A separate f32 weight for each 16-bit parameter.
+// Each 16-bit parameter has a separate f32 weight.
 #define INSTEP_MASTER_F32 1
 
-// The bf16 parameter is the upper 16 bits of an f32. The remainder is the lower 16 bits.
+// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the lower 16 bits of the weight.
 #define INSTEP_MASTER_REMAINDER16 2
 
-// The bf16 parameter is the upper 16 bits of an f32. The remainder is the next 8 bits.
+// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the next 8 bits of the weight.
 #define INSTEP_MASTER_REMAINDER8 3
 
 // A group is clipped together with all groups that have this value, by the stepper's clip. The default.
@@ -77,10 +77,10 @@
 // Steps a bucket as soon as it is reduced. The default.
 #define INSTEP_MODE_EAGER 0
 
-// Steps once the last bucket is reduced and the norm is known.
+// Steps all buckets after the last bucket is reduced and the norm is known.
 #define INSTEP_MODE_NORMED 1
 
-// Steps after the last sum, one bucket after the other.
+// Steps all buckets after the last sum, one bucket after the other.
 #define INSTEP_MODE_SEQUENTIAL 2
 
 // Stepped gradients stay as they are: sums over the ranks. The default.
@@ -92,14 +92,15 @@
 // The memory of stepped gradients is returned to the system. Only for a stepper on the CPU that owns its memory.
 #define INSTEP_GRADIENTS_RELEASE 2
 
-// The step writes to each gradient the value that it used: the mean over ranks, unscaled and clipped.
+// The step overwrites each gradient with the value that it used: the mean over ranks, divided by the loss scale and
+// clipped.
 #define INSTEP_GRADIENTS_AVERAGE 3
 
 // INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 #define INSTEP_UNUSED_DEFAULT 0
 
-// A parameter is not stepped if no rank wrote its gradient. Refused on the caller's memory, which has no place for a
-// count of ranks.
+// A parameter is not stepped if no rank wrote its gradient. Refused if the buckets are in the caller's memory, because
+// such buckets have no room for the number of ranks that used each parameter.
 #define INSTEP_UNUSED_SKIP 1
 
 // If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
@@ -141,8 +142,7 @@
 // Clips each bucket by that bucket's norm.
 #define INSTEP_CLIP_PER_BUCKET 3
 
-// A tensor of a parameter: the parameter itself. If it has a master weight, instep_stepper_read copies the master's
-// values.
+// The parameter itself. If it has a master weight, instep_stepper_read copies the master's values.
 #define INSTEP_PARAM 0
 
 // A parameter's gradient. After a pass it is the sum over the ranks, still multiplied by the loss scale.
@@ -169,32 +169,33 @@
 // A collective call: every rank gets rank 0's data.
 #define INSTEP_BROADCAST 1
 
-// The most states that an optimizer keeps per element.
+// The largest number of states that an optimizer has per element.
 #define INSTEP_STATES_AT_MOST 4
 
-// The step of one bucket, with its step counts and hyperparameters. Tensors come with each call.
+// The step of one bucket, with its step counts and hyperparameters. It has no tensors: they are passed with each call.
 //
-// The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
-// INSTEP_BUSY. Different bucket steps may be used at the same time.
+// The caller owns it until instep_bucket_step_free. Any thread may use it, but only one at a time: a second thread
+// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
 typedef struct instep_bucket_step instep_bucket_step;
 
 // The names, shapes and groups of a model's parameters.
 //
-// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they
-// are created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
+// The caller owns it until instep_layout_free. Bucket steps and steppers copy what they need, so the layout may be
+// freed once they are created. Any thread may use it, but only one at a time: a second thread gets INSTEP_BUSY.
 typedef struct instep_layout instep_layout;
 
-// The norm over the gradients of any number of buckets. It decides whether their steps are clipped or skipped.
+// The norm over the gradients of any number of buckets. From it follows whether the steps of these buckets are clipped
+// or skipped.
 //
-// The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
+// The caller owns it until instep_norm_free. Any thread may use it, but only one at a time: a second thread gets
 // INSTEP_BUSY.
 typedef struct instep_norm instep_norm;
 
-// A rank's training: parameters, gradients and states, and the passes that step them.
+// The training of one rank: its parameters, gradients and states, and the passes that step the parameters.
 //
-// The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
-// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), only the thread that created the stepper may
-// use the stepper.
+// The caller owns it until instep_stepper_free. Any thread may use it, but only one at a time: a second thread gets
+// INSTEP_BUSY. If compute_stream is the per-thread default stream (the value 2), only the thread that created the
+// stepper may use the stepper.
 typedef struct instep_stepper instep_stepper;
 
 // The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
@@ -217,7 +218,7 @@ typedef struct {
   void *address;
   // The number of elements, gaps included.
   size_t elements;
-  // The parameters that have their gradients in it.
+  // The numbers of the parameters that have their gradients in this bucket.
   const uint32_t *params;
   // The offset of each gradient in the bucket, in elements.
   const size_t *offsets;
@@ -225,12 +226,13 @@ typedef struct {
   size_t param_count;
 } instep_bucket;
 
-// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
-// types. All gradients of a bucket have one type.
+// The caller's tensors. They are in the memory of the stepper's device. Their element types follow from the layout and
+// the precisions. All gradients of a bucket must have one type.
 //
 // The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
-// between instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between
-// instep_stepper_address and the hand-over. At all other times the caller must not touch gradients or parameters.
+// from a call of instep_stepper_address with INSTEP_WRITE until the parameter's hand-over. The caller may read a
+// parameter from a call of instep_stepper_address until its hand-over. At all other times the caller must not touch
+// gradients or parameters.
 typedef struct {
   // sizeof(instep_memory).
   size_t size;
@@ -238,7 +240,7 @@ typedef struct {
   void *const *params;
   // The number of parameters of the layout. In instep_stepper_rebind, 0 means that no parameter has moved.
   size_t param_count;
-  // All buckets, which are numbered in this order. Every parameter is in one of them.
+  // All buckets. They are numbered in the order of this list. Every parameter must be in one bucket.
   const instep_bucket *buckets;
   // The number of buckets. In instep_stepper_rebind, 0 means that the buckets have not changed.
   size_t bucket_count;
@@ -246,7 +248,8 @@ typedef struct {
 
 // One hyperparameter.
 typedef struct {
-  // Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
+  // Its name in torch.optim, such as "lr" or "weight_decay". A pair such as betas is two hyperparameters with two
+  // names, "beta1" and "beta2".
   const char *name;
   // Its value. Flags are 0 or 1.
   double value;
@@ -257,7 +260,7 @@ typedef struct {
 typedef struct {
   // sizeof(instep_optimizer).
   size_t size;
-  // Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
+  // Its name in torch.optim or in its paper, in upper or lower case, such as "AdamW", "sgd" or "lamb".
   const char *name;
   // The given hyperparameters. All others have their defaults.
   const instep_hyper *hypers;
@@ -277,7 +280,7 @@ typedef struct {
   uint32_t master;
   // Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
   uint32_t states;
-  // 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
+  // 1: values that are stored in fewer bits than f32 are rounded stochastically. 0: they are rounded to nearest.
   uint32_t is_stochastic;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -291,10 +294,10 @@ typedef struct {
   const char *name;
   // Its optimizer. Null: the default optimizer of the options.
   const instep_optimizer *optimizer;
-  // Its element types. Null: the default precision of the options. It is null for a bucket step, which has one
-  // precision.
+  // Its element types. Null: the default precision of the options. It must be null for a bucket step, because a
+  // bucket step has only one precision.
   const instep_precision *precision;
-  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
+  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It must be 0 for a bucket step, which an instep_norm clips instead.
   uint32_t clip;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -306,15 +309,17 @@ typedef struct {
 typedef struct {
   // sizeof(instep_cuda).
   size_t size;
-  // The device's number.
+  // The number of the CUDA device.
   uint32_t ordinal;
   // CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
   int32_t optim_priority;
-  // The stream (cudaStream_t or CUstream) of the stepper's trainer. Null: the legacy default stream. Bucket steps
-  // and norms take a stream in each call, and ignore this stream.
+  // The stream (cudaStream_t or CUstream) of the caller's own work on a stepper's tensors, such as forward and
+  // backward. Null: the legacy default stream. Bucket steps and norms take a stream in each call, and ignore this
+  // stream.
   void *compute_stream;
-  // Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
-  // least 38 KiB on average, or enough smaller tiles to move about 224 KiB.
+  // Largest number of thread blocks of a step. 0: the library chooses. A step is divided into tiles of elements. If
+  // tiles move at least 38 KiB on average, a block then steps one tile. If they move less, a block steps so many
+  // tiles that it moves about 224 KiB.
   uint32_t max_blocks;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -343,39 +348,40 @@ typedef struct {
   size_t elements;
   // Element types. Null: f32.
   const instep_precision *precision;
-  // The type of a copy of each stepped parameter. 0: none.
+  // Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
   uint32_t copy;
   // INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
   uint32_t gradients;
-  // Decay rate of moving averages. 0: none are kept.
+  // Decay rate of the parameters' moving averages. 0: there are no averages.
   double ema_decay;
-  // Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Steps with
-  // the same number share their threads, which live as long as the process.
+  // Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Bucket steps
+  // with the same number of threads use the same threads. These threads live as long as the process.
   uint32_t threads;
   // Zero. Anything else is refused.
   uint32_t reserved;
   // The GPU. Null: the CPU.
   const instep_cuda *cuda;
-  // One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard, which
-  // has some rows of a larger parameter, and the number says how many elements a row has. Null: all parameters are
-  // full. A shard has the same stochastic rounding, and the same blocks of 8-bit states, as these rows have in the
-  // full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple
-  // of 256 elements.
+  // One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard that
+  // consists of rows of a full parameter, and the number is the length of a row in elements. Null: all parameters
+  // are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit states, as in
+  // the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a
+  // multiple of 256 elements.
   const uint64_t *row_elements;
-  // For each shard, the index of its first element. The index counts the elements of all full parameters, one
-  // parameter after the other. Without `row_elements` this list is ignored.
+  // One number for each parameter in `params`. For a shard it is the index of the shard's first element. The index
+  // counts the elements of all full parameters of the model, one parameter after the other. For a full parameter the
+  // number is ignored. Without `row_elements` the list is ignored.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
-// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
-// all fields are zero, there is no tensor of this kind.
+// The memory of one kind of tensor in a bucket, such as its gradients. This is one range of memory with the bucket's
+// offsets, or one range for each parameter. If all fields are zero, there is no tensor of this kind.
 typedef struct {
   // The first element of the range. Null if each parameter has its own range.
   void *address;
-  // The first element of each parameter, in the order of the bucket. Null if there is one range. On a GPU, only
-  // parameters and gradients may have a range per parameter. If a gradient's address is null, its parameter has no
-  // gradient in this call. The parameter's tensors and step count then do not change, and norms leave the parameter
-  // out.
+  // For each parameter, the first element of its range, in the order of the bucket. Null if there is one range. On a
+  // GPU, only parameters and gradients may have a range per parameter. If a gradient's address is null, its
+  // parameter has no gradient in this call. The parameter's tensors and step count then do not change, and norms
+  // leave the parameter out.
   void *const *addresses;
   // The number of elements of the range, or the length of `addresses`. The library compares it with the bucket's
   // number of elements or of parameters.
@@ -384,19 +390,19 @@ typedef struct {
 
 // The tensors of one step.
 //
-// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this lasts until
-// the stream has passed the step. Addresses are aligned to an element, and no two tensors overlap.
+// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this holds until
+// the step on the stream has ended. Addresses must be aligned to an element, and no two tensors may overlap.
 typedef struct {
   // sizeof(instep_tensors).
   size_t size;
-  // Parameters, of the precision's type.
+  // Parameters, in the type that the precision gives.
   instep_tensor params;
-  // Summed gradients, of the precision's type.
+  // Summed gradients, in the type that the precision gives.
   instep_tensor grads;
   // Master weights or remainders, if the precision has them. Before the first step an f32 master holds its
   // parameter's value, and remainders are zeros.
   instep_tensor master;
-  // The copy in another type, if the options ask for one. The step only writes it.
+  // Copies of the parameters in another type, if the options ask for copies. The step only writes them.
   instep_tensor copy;
   // Moving averages in f32, if the options ask for them.
   instep_tensor ema;
@@ -406,7 +412,8 @@ typedef struct {
   instep_tensor scales[INSTEP_STATES_AT_MOST];
 } instep_tensors;
 
-// The factors in the gradients. The step multiplies each gradient by clip / (world_size * loss_scale). Zeros mean 1.
+// The factors that the gradients contain, and a clip coefficient. The step multiplies each gradient by clip /
+// (world_size * loss_scale). A field that is 0 counts as 1.
 typedef struct {
   // sizeof(instep_scaling).
   size_t size;
@@ -426,9 +433,9 @@ typedef struct {
   const float *found_inf;
 } instep_scaling;
 
-// A number of the trainer, which a checkpoint stores in addition to the stepper.
+// A number of the trainer. A checkpoint stores it in addition to the stepper.
 typedef struct {
-  // Its name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
+  // The number's name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
   const char *name;
   // INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
   uint32_t kind;
@@ -444,21 +451,23 @@ typedef struct {
 typedef struct {
   // sizeof(instep_param).
   size_t size;
-  // Its name, also in checkpoints. No other parameter has this name.
+  // The parameter's name. Checkpoints use it too. No other parameter may have this name.
   const char *name;
-  // Its dimensions. Their product is the number of elements. Without dimensions it is a scalar, of one element.
+  // The lengths of the parameter's dimensions. Their product is the number of elements. A parameter without
+  // dimensions is a scalar and has one element.
   const size_t *shape;
   // The number of dimensions.
   size_t dimensions;
   // The parameter's group. The group's optimizer steps the parameter. Null: "default".
   const char *group;
-  // How often the parameter is handed over in a pass. 0 and 1 mean once. A shared parameter has more uses.
+  // How often the parameter is handed over in a pass. 0 and 1 mean once. A parameter that several modules share is
+  // handed over once for each use.
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
   // 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
   uint32_t is_local;
-  // Type of the parameter and of its gradient. 0: the types of its group's precision.
+  // Element type of the parameter and of its gradient. 0: the types that the precision of its group gives.
   uint32_t dtype;
 } instep_param;
 
@@ -472,11 +481,11 @@ typedef struct {
   double clip;
   // 1 if no gradient is infinite or NaN.
   uint32_t is_finite;
-  // 1 if steps with this decision change nothing.
+  // 1 if steps with this decision are skipped. They then change nothing.
   uint32_t is_skipped;
 } instep_decision;
 
-// The device's decisions about a pass.
+// The decisions about one pass, such as its clip coefficient and whether it was skipped.
 typedef struct {
   // sizeof(instep_pass_status), set by the caller.
   size_t size;
@@ -522,52 +531,53 @@ typedef struct {
   uint32_t kind;
   // Element type: INSTEP_F32, INSTEP_BF16 or INSTEP_F16.
   uint32_t dtype;
-  // The source, `bytes` long.
+  // The source, a range of `bytes` bytes.
   const void *src;
-  // The destination, `bytes` long. It may be the source.
+  // The destination, a range of `bytes` bytes. It may be the same address as the source.
   void *dst;
-  // Length of the source and of the destination.
+  // Length of the source and of the destination, in bytes.
   uint64_t bytes;
-  // The pass, counted from the stepper's first.
+  // The number of the pass, counted from the stepper's first pass.
   uint64_t pass;
-  // The bucket, or -1 if there is none.
+  // The number of the bucket, or -1 if the call is not for a bucket.
   int64_t bucket;
   // How long the call may wait for other ranks, in milliseconds.
   uint64_t deadline_ms;
   // On a GPU, the stream to enqueue on. Null on the CPU.
   void *stream;
-  // 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure in
-  // this case, because the ranks would hang later.
+  // 32 bytes that must be equal on all ranks. If they differ, the ranks are making different calls and would hang
+  // later. In this case, return a failure.
   uint8_t key[32];
 } instep_call;
 
-// One rank's part in the caller's collective. The struct is copied, and `data` is passed to each function.
+// One rank's part in the caller's collective. The library copies this struct, and passes `data` to each function.
 //
 // A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
-// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
-// exception into a status.
+// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught, at the end of this
+// header, turns an exception into a status.
 typedef struct {
   // sizeof(instep_collective).
   size_t size;
-  // The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
-  // created, the data is not used.
+  // The caller's data. Any thread may use it until instep_stepper_free has returned. If instep_stepper_create fails,
+  // the library does not use the data.
   void *data;
   // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU the
   // function is called on a thread of the library, one call at a time. It may block until all ranks are done, and
-  // must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper, and must
-  // only enqueue work. Every rank makes the same calls in the same order. Not null.
+  // must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper. It must
+  // enqueue its work on the call's stream, and must not wait for it. Every rank makes the same calls in the same
+  // order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
-  // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
-  // the call. The library may call this function on any thread, also during `enqueue`. The function may be null if
-  // there is only one rank.
+  // Ends the group: every rank's current call and all later calls must then fail. It must not block. `cause` is
+  // valid during the call. The library may call this function on any thread, also during `enqueue`. The function may
+  // be null if there is only one rank.
   void (*abort)(void *data, const char *cause);
-  // Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
+  // instep_stepper_free calls this function once, when the library no longer uses `data`. The function may be null.
   void (*release)(void *data);
-  // 1: the collective sums bf16 too.
+  // 1: the collective can also sum bf16.
   uint32_t sums_bf16;
-  // 1: the collective sums f16 too.
+  // 1: the collective can also sum f16.
   uint32_t sums_f16;
-  // 1: the collective reaches the memory of GPUs. 0: it reaches the CPU's memory.
+  // 1: the collective works on the memory of GPUs. 0: it works on the memory of the CPU.
   uint32_t reaches_gpus;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -598,38 +608,40 @@ typedef struct {
   uint32_t unused;
   // INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
   uint32_t clip;
-  // The limit of the norm, if `clip` needs one.
+  // The largest norm, if `clip` is set. Gradients with a larger norm are clipped to it.
   double max_norm;
   // 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
   uint32_t skip_nonfinite;
-  // The type of a copy of each stepped parameter. 0: none.
+  // Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
   uint32_t copy;
-  // Decay rate of moving averages. 0: none are kept.
+  // Decay rate of the parameters' moving averages. 0: there are no averages.
   double ema_decay;
   // The loss scale, by which steps divide the gradients. 0 means 1.
   double loss_scale;
   // A dynamic loss scale instead of loss_scale. Null: none.
   const instep_loss_scaler *loss_scaler;
-  // Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only for buckets in the stepper's
-  // own memory.
+  // Bytes of gradients per bucket. 0: 1 MiB for the first bucket, 25 MiB for all others. Only for buckets in the
+  // stepper's own memory.
   uint64_t bucket_cap_bytes;
-  // How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
-  // 60,000.
+  // How long a collective waits for other ranks, in milliseconds. 0: the value of the environment variable
+  // INSTEP_DEADLINE_MS, or 60,000 if it is not set.
   uint64_t deadline_ms;
-  // Number of kernel threads. 0: the environment variable INSTEP_THREADS, or one per core but at most 1024.
+  // Number of threads on which kernels run. 0: the value of the environment variable INSTEP_THREADS. If it is not
+  // set, there is one thread per core, but at most 1024.
   uint32_t threads;
-  // 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
-  // 1, the stepper starts no thread.
+  // 1: the stepper's work runs on the thread that calls the stepper. Kernels still use further threads, unless
+  // `threads` is 1. If `threads` is 1 too, the stepper starts no thread.
   uint32_t is_inline;
   // This rank, below world_size.
   uint32_t rank;
-  // Number of ranks over which gradients are summed. 0 means 1. Steps divide by this number.
+  // Number of ranks over which gradients are summed. 0 means 1. Steps divide the sums by this number.
   uint32_t world_size;
-  // Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
+  // The collective that sums gradients over the ranks. Null: there is only one rank, or sums_by_caller is 1.
   const instep_collective *collective;
   // 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
   // is complete. On a GPU it hands the bucket over with an event after the sum, by
-  // instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
+  // instep_stepper_bucket_ready_after. The library then broadcasts nothing, so parameters must be equal on all
+  // ranks.
   uint32_t sums_by_caller;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -684,16 +696,19 @@ typedef struct {
 // A collective failed, ranks differ, a rank is lost, or the deadline has passed.
 #define INSTEP_COLLECTIVE 12
 
-// The self-test of the compiled kernels fails, because they round differently. Nothing has changed.
+// The self-test of the compiled kernels failed, because they do not round as the library requires. Nothing has
+// changed.
 #define INSTEP_ARITHMETIC 13
 
-// A checkpoint is damaged, or belongs to another model. The text says whether anything has changed.
+// A checkpoint is damaged, or belongs to another model. The text of instep_last_error says whether anything has
+// changed.
 #define INSTEP_CHECKPOINT 14
 
 // A file could not be opened, read or written.
 #define INSTEP_FILE 15
 
-// An earlier failure ended this stepper or step. The text says which failure. Free the handle.
+// An earlier failure ended this stepper or bucket step. The text of instep_last_error names that failure. Free the
+// handle.
 #define INSTEP_POISONED 16
 
 // The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
@@ -703,16 +718,16 @@ typedef struct {
 // A callback threw a C++ exception, and instep::caught of this header has caught it.
 #define INSTEP_THREW 18
 
-// A failure for which this version has no code. The text describes it.
+// A failure for which this version has no code. The text of instep_last_error describes it.
 #define INSTEP_OTHER 19
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, converted to f32 from its element type. Between passes it copies any tensor. In a pass
-// it copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the
-// parameter.
+// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor can be read. In a
+// pass, only a parameter can be read, or a gradient that was written in that pass. `count` is the number of elements
+// of the tensor's parameter.
 //
 // Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 // parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
@@ -720,8 +735,9 @@ instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tens
 
 // Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes. A
 // tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the number of elements of the
-// parameter. If one rank writes a parameter, every rank must write this parameter. The next pass broadcasts rank 0's
-// parameters of the written buckets. States and averages are not broadcast: write them on every rank, and call
+// tensor's parameter. If one rank writes a parameter, every rank must write this parameter. The next pass then
+// broadcasts rank 0's values of all parameters in the written parameter's bucket. States and moving averages are not
+// broadcast, so write them on every rank. Step counts are not written with the states: set them on every rank with
 // instep_stepper_set_progress.
 //
 // Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
@@ -730,15 +746,16 @@ instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id ten
 
 // Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
 // address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
-// Until the caller writes the gradient, its memory still has the last pass's values.
+// Until the caller writes the gradient, its memory still has the values of the previous pass.
 //
 // In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 // valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
-// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
-// too.
+// the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ marks a gradient
+// as written too.
 //
-// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does, or with INSTEP_WRITE as
-// instep_stepper_write does. On a GPU, compute_stream waits instead.
+// Any thread may call it, one at a time. On the CPU, a call with INSTEP_READ waits as instep_stepper_read does, and a
+// call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream waits instead of the calling
+// thread.
 instep_status instep_stepper_address(instep_stepper *stepper,
                                      instep_tensor_id tensor,
                                      uint32_t access,
@@ -746,61 +763,63 @@ instep_status instep_stepper_address(instep_stepper *stepper,
                                      uint32_t *out_dtype);
 
 // Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
-// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
-// null. States and step counts stay with their parameters. The caller must have copied each parameter's values to its
-// new address.
+// keep their addresses. `*out_is_recut` is 1 if the buckets have changed in more than their addresses, otherwise 0.
+// out_is_recut may be null. States and step counts stay with their parameters. Copy each parameter's values to its new
+// address before this call.
 //
-// Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
-// does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old
-// memory.
+// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, so the stepper does not
+// touch the old memory after the call. On a GPU, work that is enqueued on compute_stream after the call runs after all
+// work that touches the old memory.
 instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_is_recut);
 
-// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
-// means that no rank had data and nothing was stepped. The call needs the option `inputs`.
+// Takes part in one pass without data. A rank that has run out of data repeats this call until `*out_goes_on` is 0.
+// The value 0 means that no rank had data, so nothing was stepped. With INSTEP_INPUTS_EVEN the call is refused.
 //
 // Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on);
 
-// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
-// changes. `*out_is_rebuilt` is 0 if the buckets already have this order. out_is_rebuilt may be null. Addresses that
-// were returned before this call are invalid after it. If the buckets are in the caller's memory, rebuild them
-// yourself and call instep_stepper_rebind.
+// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. The training's results
+// have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this order.
+// out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the buckets are
+// in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
 //
-// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
+// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0's call.
 instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper, uint32_t *out_is_rebuilt);
 
 // Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
-// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
-// instead of parameters. Only rank 0 writes.
+// `averages` is 1, moving averages are written instead. If `is_f32` is 1, all values are written as f32, and masters
+// are written in place of parameters that have them. Only rank 0 writes.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_export(instep_stepper *stepper, const char *path, uint32_t averages, uint32_t is_f32);
 
-// Creates a bucket step. `*out_step` is written if it succeeds.
+// Creates a bucket step. If the call succeeds, it writes the handle to `*out_step`.
 //
 // Any thread may call it. No other thread may use the layout during the call. The library starts no thread before the
 // first step.
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
-// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`. The sum
-// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
+// Steps the bucket. On the CPU the step is complete when the call returns. On a GPU the call launches the step on
+// `stream`. On that stream, the sum of the gradients must come before the step. If the call is refused, nothing is
+// written.
 //
-// If `norm` is given, call instep_norm_decide on it first. The step is then clipped by the norm's coefficient, or
-// skipped, and `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients. Null means no
-// factors.
+// If `norm` is not null, call instep_norm_decide on it first. The step is then clipped or skipped as that call has
+// decided, and `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such
+// as the number of ranks. If both are null, the step uses the gradients as they are.
 //
 // Any thread may call it, but only one at a time may use the step or the norm. `stream` (cudaStream_t or CUstream)
-// must belong to the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default
-// stream. For the CPU, pass null.
+// must belong to the bucket step's GPU, must live until the step on it has ended, and must not be in a capture. Null
+// is the legacy default stream. For the CPU, pass null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
                                       instep_norm *norm,
                                       void *stream);
 
-// Repeats the last instep_bucket_step_step that was not refused, on the same tensors. It does not read or check the
-// list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was no such
-// call, or if instep_norm_add was called after that call. The tensors must still be valid and must not overlap.
+// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. It does not read or
+// check the list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was
+// no such call, or if instep_norm_add was called after that call. The tensors must still be valid and must not
+// overlap.
 //
 // Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
 instep_status instep_bucket_step_step_again(instep_bucket_step *step, const instep_scaling *scaling);
@@ -823,16 +842,16 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
 
 // Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
 // "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
-// call instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts
-// and states stay.
+// call instep_bucket_step_set_lr or _set_hyper. The new optimizer must have the same name and the same states as the
+// old one. Step counts and states do not change.
 //
 // Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
                                                const char *group,
                                                const instep_optimizer *optimizer);
 
-// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
-// may be null.
+// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
+// optimizers, `*out_carried` is 1. Either pointer may be null.
 //
 // Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
@@ -841,7 +860,7 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           double *out_carried);
 
 // Sets the numbers that instep_bucket_step_progress reads, to resume a training. For NAdam with a count above 0,
-// `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is refused.
+// `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63 or more is refused.
 //
 // Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
@@ -859,8 +878,8 @@ instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const
 // it. On a GPU it waits for the last step.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
-// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes.
-// Other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes. On
+// any other rank the call does nothing and returns at once. `scalars` may be null if `scalar_count` is 0.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_save(instep_stepper *stepper,
@@ -890,20 +909,21 @@ const char *instep_status_name(instep_status status);
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_last_error(void);
 
-// Creates a layout without parameters. `*out_layout` is written if it succeeds.
+// Creates a layout without parameters. If the call succeeds, it writes the handle to `*out_layout`.
 //
 // Any thread may call it.
 instep_status instep_layout_create(instep_layout **out_layout);
 
 // Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
-// in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
+// in the order in which the forward pass uses them. The first use of the layout closes it. After that, this call
+// returns INSTEP_ORDER.
 //
 // Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
 // first use of the layout fails.
 instep_status instep_layout_add(instep_layout *layout, const instep_param *param, uint32_t *out_param);
 
-// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and the text
-// lists similar names. This call closes the layout.
+// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and
+// instep_last_error lists similar names. This call closes the layout.
 //
 // Any thread may call it, one at a time.
 instep_status instep_layout_find(instep_layout *layout, const char *name, uint32_t *out_param);
@@ -914,22 +934,24 @@ instep_status instep_layout_find(instep_layout *layout, const char *name, uint32
 // it.
 instep_status instep_layout_free(instep_layout *layout);
 
-// Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
+// Creates a norm for buckets on a GPU, or on the CPU if `on` is null. If the call succeeds, it writes the handle to
+// `*out_norm`.
 //
 // Any thread may call it.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
-// refused, because the norm decides the clip.
+// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. Null means
+// that they contain none. A clip in `scaling` is refused, because the norm decides the clip.
 //
 // Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
 // call. It runs after the work of the previous call on this norm, even if that call had another stream. The conditions
 // for `stream` are those of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
-// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
-// once with this norm. A norm without a bucket is refused.
+// Decides the clip coefficient, and whether the steps are skipped. Gradients with a norm above `max_norm` are clipped
+// to `max_norm`. If it is 0, nothing is clipped. If `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps
+// are skipped. After this call, step each added bucket once with this norm. The call is refused if no bucket was
+// added.
 //
 // Any thread may call it, one at a time.
 instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
@@ -947,7 +969,7 @@ instep_status instep_norm_free(instep_norm *norm);
 
 // Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
 // those of torch.optim. If there is no state with this index, null is written. The text lives as long as the process.
-// A bucket step takes states in this order, and checkpoints use these names.
+// In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
 //
 // Any thread may call it.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
@@ -957,59 +979,61 @@ instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, siz
 // stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
 // next pass broadcasts all parameters of that parameter's bucket.
 //
-// Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
-// Otherwise it does not wait.
+// Any thread may call it, one at a time. On a GPU, if parameters were written before this call, it waits until the
+// other ranks make this call too. Otherwise it does not wait.
 instep_status instep_stepper_begin(instep_stepper *stepper, uint32_t micro_batches);
 
-// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their
-// values.
+// Begins the next micro-batch. The caller may then use every parameter and gradient again. The values of the gradients
+// do not change.
 //
 // Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
-// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
-// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-// After the hand-over, addresses of the parameter and of its gradient are invalid.
+// Hands over a parameter. This says that its gradient is complete, and that the caller no longer uses the parameter or
+// the gradient in this pass. Once all parameters of the bucket are handed over, the bucket is reduced. The option
+// `mode` decides when the bucket is stepped. After the hand-over, addresses of the parameter and of its gradient are
+// invalid.
 //
 // Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
 // run after the work that is on compute_stream at the time of the call.
 instep_status instep_stepper_grad_ready(instep_stepper *stepper, uint32_t param);
 
-// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU with sums_by_caller, call
-// instep_stepper_bucket_ready_after instead.
+// Hands over all parameters of a bucket. Buckets in the caller's memory are numbered in the order of
+// instep_memory.buckets. With sums_by_caller, the call also says that the bucket's sum is complete. On a GPU with
+// sums_by_caller, call instep_stepper_bucket_ready_after instead.
 //
 // Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
 instep_status instep_stepper_bucket_ready(instep_stepper *stepper, uint32_t bucket);
 
 // Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
-// or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
-// last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
-// recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so the event may be
-// destroyed or recorded again after the call.
+// or CUevent). The caller must have recorded the event in this pass, after the bucket's sum. The sum must come after
+// the pass's last write of a gradient in the bucket, and after its last read of a parameter in the bucket. If the
+// event was never recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so
+// the event may be destroyed or recorded again after the call.
 //
 // Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper, uint32_t bucket, void *event);
 
-// Declares parameters for which no rank has a gradient, so the open pass does not step them. All ranks must declare
-// the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
-// INSTEP_UNUSED_SKIP, which finds unused parameters itself.
+// Declares parameters for which no rank has a gradient, so that the open pass does not step them. All ranks must
+// declare the same parameters, before they hand them over. If such a parameter's gradient was written, the gradient is
+// discarded. With INSTEP_UNUSED_SKIP the call is refused, because the stepper then finds unused parameters itself.
 //
 // Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over. The option `unused` says what happens to parameters
-// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
-// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
-// completed or abandoned.
+// Closes the pass. A parameter with a written gradient is handed over, if the caller has not done so. The option
+// `unused` says what happens to parameters without a gradient. With sums_by_caller, only the caller's hand-over says
+// that a bucket's sum is complete. The call therefore returns INSTEP_ORDER if a bucket has written gradients and was
+// not handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 //
-// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
-// tensor waits for its bucket.
+// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access to a
+// tensor waits for the tensor's bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
-// Abandons the pass: the gradients of buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that
-// were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
-// `out_buckets`. Both pointers may be null.
+// Abandons the pass. A bucket is launched when its sum and its step are given to the device. The gradients of buckets
+// that were not launched are discarded. In INSTEP_MODE_EAGER, the launched buckets stay stepped. Their count is
+// written to `*out_count`, and the numbers of the first `capacity` of them to `out_buckets`. Both pointers may be
+// null.
 //
 // Any thread may call it, one at a time. It waits only if the pass broadcasts parameters. All ranks must abandon the
 // pass after the same bucket.
@@ -1044,30 +1068,30 @@ instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *
 // parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
-// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
-// may be null.
+// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
+// optimizers, `*out_carried` is 1. Either pointer may be null.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
 // Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library. For
-// NAdam with a count above 0, `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is
-// refused. All ranks set the same values.
+// NAdam with a count above 0, `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63
+// or more is refused. All ranks set the same values.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
 // Reads the loss scale of the open pass, or, between passes, the scale of the next pass.
 //
-// Any thread may call it, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it
-// after forward.
+// Any thread may call it, one at a time. With the option loss_scaler it waits for the decision of the previous pass,
+// so call it only after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads the norm of the last pass's gradients over all groups that are clipped together with `group`, and whether this
-// norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
-// norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
-// Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
-// is not known. After instep_stepper_rebuild_buckets it is not known until the next pass.
+// Reads a norm of the last pass's averaged gradients, and whether this norm is known. If `group` is null, this is the
+// group "default". If the group is clipped alone, the norm covers only this group. If the group is not clipped, the
+// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. The norm is not known
+// while the norm in instep_pass_status is not known. After instep_stepper_rebuild_buckets it is not known until the
+// next pass.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,
@@ -1075,22 +1099,22 @@ instep_status instep_stepper_group_norm(instep_stepper *stepper,
                                         double *out_norm,
                                         uint32_t *out_has_norm);
 
-// Reads the decisions about a pass. If `waits` is 1, this is the last pass. If `waits` is 0, it is the newest pass
-// that is known to have ended.
+// Reads the decisions about a pass. If `waits` is 1, they are those of the last pass. If `waits` is 0, they are those
+// of the newest pass that is known to have ended.
 //
 // Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
 // steps. If `waits` is 0, it never waits.
 instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, instep_pass_status *out_status);
 
-// Creates a stepper. `*out_stepper` is written if it succeeds.
+// Creates a stepper. If the call succeeds, it writes the handle to `*out_stepper`.
 //
 // Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
 // first pass.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
 // Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
-// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
-// steppers end with an error. Null is allowed and does nothing.
+// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open. In this case the stepper is freed, and the
+// other ranks' steppers end with an error. Null is allowed and does nothing.
 //
 // Any thread may call it, one at a time. If a queued sum needs other ranks, the call waits for them up to the
 // deadline.

@@ -1,6 +1,6 @@
-//! Access to a stepper's tensors: copies of them, their addresses, and new addresses from their owner.
+//! Access to a stepper's tensors: reads and writes of values, addresses, and the change to new addresses.
 //!
-//! One struct names a tensor, like the Rust library's `TensorId`.
+//! The struct `instep_tensor_id` names a tensor, as `TensorId` does in the Rust library.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -29,9 +29,9 @@ pub struct instep_tensor_id {
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, converted to f32 from its element type. Between passes it copies any tensor. In a pass
-/// it copies a parameter, or a gradient that was written in that pass. `count` is the number of elements of the
-/// parameter.
+/// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor can be read. In a
+/// pass, only a parameter can be read, or a gradient that was written in that pass. `count` is the number of elements
+/// of the tensor's parameter.
 ///
 /// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
 /// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
@@ -55,8 +55,9 @@ pub unsafe extern "C" fn instep_stepper_read(
 
 /// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes. A
 /// tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the number of elements of the
-/// parameter. If one rank writes a parameter, every rank must write this parameter. The next pass broadcasts rank 0's
-/// parameters of the written buckets. States and averages are not broadcast: write them on every rank, and call
+/// tensor's parameter. If one rank writes a parameter, every rank must write this parameter. The next pass then
+/// broadcasts rank 0's values of all parameters in the written parameter's bucket. States and moving averages are not
+/// broadcast, so write them on every rank. Step counts are not written with the states: set them on every rank with
 /// instep_stepper_set_progress.
 ///
 /// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
@@ -81,15 +82,16 @@ pub unsafe extern "C" fn instep_stepper_write(
 
 /// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
 /// address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
-/// Until the caller writes the gradient, its memory still has the last pass's values.
+/// Until the caller writes the gradient, its memory still has the values of the previous pass.
 ///
 /// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 /// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
-/// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
-/// too.
+/// the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ marks a gradient
+/// as written too.
 ///
-/// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does, or with INSTEP_WRITE as
-/// instep_stepper_write does. On a GPU, compute_stream waits instead.
+/// Any thread may call it, one at a time. On the CPU, a call with INSTEP_READ waits as instep_stepper_read does, and a
+/// call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream waits instead of the calling
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_address(
     stepper: *mut instep_stepper,
@@ -128,13 +130,13 @@ pub unsafe extern "C" fn instep_stepper_address(
 }
 
 /// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
-/// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1. out_is_recut may be
-/// null. States and step counts stay with their parameters. The caller must have copied each parameter's values to its
-/// new address.
+/// keep their addresses. `*out_is_recut` is 1 if the buckets have changed in more than their addresses, otherwise 0.
+/// out_is_recut may be null. States and step counts stay with their parameters. Copy each parameter's values to its new
+/// address before this call.
 ///
-/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps. After the call, the stepper
-/// does not touch the old memory. On a GPU, later work on compute_stream runs after all work that touches the old
-/// memory.
+/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, so the stepper does not
+/// touch the old memory after the call. On a GPU, work that is enqueued on compute_stream after the call runs after all
+/// work that touches the old memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,
@@ -170,7 +172,7 @@ fn host_address<T: Element>(
 
 impl Training {
     /// # Safety
-    /// The name meets instep.h's contract during `'a`.
+    /// The state's name in `given` meets instep.h's contract during `'a`.
     unsafe fn tensor<'a>(&self, given: &instep_tensor_id) -> Result<TensorId<'a>> {
         let id = self.ids.get(given.param)?;
         let kinds = [INSTEP_PARAM, INSTEP_GRAD, INSTEP_STATE, INSTEP_COPY, INSTEP_EMA];
@@ -184,7 +186,8 @@ impl Training {
         })
     }
 
-    /// Returns the type in which a tensor is stored. For 8-bit states it returns a type that the library refuses.
+    /// Returns the type in which a tensor is stored. For 8-bit states it returns f32, and the library then refuses the
+    /// access.
     fn dtype(&self, tensor: TensorId<'_>) -> Result<DType> {
         let precision = |id| on_any!(&self.engine, stepper => stepper.precision_of(id));
         Ok(match tensor {

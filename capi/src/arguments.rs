@@ -17,19 +17,20 @@ use crate::status::{Fault, INSTEP_NULL, Result};
 /// The struct is `repr(C)` and has no padding. Its first field is `size: usize`. A struct with zeros in all bytes is
 /// valid.
 pub(crate) unsafe trait Growing: Copy {
-    /// Its name in the header.
+    /// The struct's name in the header.
     const NAME: &'static str;
 }
 
-/// No version of any struct has more bytes than this. A struct with a larger size was never initialised, and is
+/// No version of any struct has more bytes than this. A larger size means that the struct was not initialised, so it is
 /// refused.
 const LARGEST: usize = 4096;
 
 /// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the
-/// struct has fields that this version lacks, these must be zeros. Otherwise the struct is refused.
+/// caller's version has more fields than the library's version, the additional fields must be zeros. Otherwise the
+/// struct is refused.
 ///
 /// # Safety
-/// `from` is null, or leads to as many bytes as the struct's first field says. The first field itself is always there.
+/// `from` is null, or points to a struct that has at least its first field, and as many bytes as that field says.
 pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     if from.is_null() {
         return Err(null(T::NAME));
@@ -56,7 +57,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     })
 }
 
-/// Reads a struct as [`read`] does. Null is `None`.
+/// Reads a struct as [`read`] does. Returns `None` if `from` is null.
 ///
 /// # Safety
 /// `from` meets the conditions of [`read`].
@@ -68,8 +69,8 @@ pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
 /// Writes a result to a struct of any version. Only the fields that fit into the caller's size are written.
 ///
 /// # Safety
-/// `to` is null or leads to a struct. The struct's first field gives its size in bytes. Nothing else touches the
-/// struct. The struct has at least this field.
+/// `to` is null, or points to a struct that has at least its first field, and as many bytes as that field says. Nothing
+/// else touches the struct.
 pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<()> {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -81,7 +82,7 @@ pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<(
     Ok(())
 }
 
-/// Takes a list, which may be null if it is empty.
+/// Returns a list from C as a slice. `first` may be null if the list is empty.
 ///
 /// # Safety
 /// `first` is null, or leads to `count` elements that are initialised and stay as they are for `'a`.
@@ -94,7 +95,7 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> R
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// Takes a list as [`list`] does, for writes to its elements.
+/// Returns a list from C as a mutable slice. `first` may be null if the list is empty.
 ///
 /// # Safety
 /// `first` meets the conditions of [`list`], and nothing else touches the elements for `'a`.
@@ -107,7 +108,7 @@ pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) ->
     Ok(unsafe { std::slice::from_raw_parts_mut(first, count) })
 }
 
-/// Takes a text.
+/// Returns a text from C.
 ///
 /// # Safety
 /// `text` is null, or leads to bytes that end in a zero and stay as they are for `'a`.
@@ -131,7 +132,7 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// Takes an address as [`new`](Self::new) does. Null is `None`.
+    /// Checks an address as [`new`](Self::new) does. Returns `None` if `place` is null.
     ///
     /// # Safety
     /// `place` meets the conditions of [`new`](Self::new).

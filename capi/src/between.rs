@@ -1,6 +1,6 @@
-//! Calls between passes: take part without data, rebuild buckets, export parameters for other programs.
+//! Calls between passes: joining a pass without data, rebuilding buckets, and exporting parameters for other programs.
 //!
-//! Every rank makes these calls at the same point. Only rank 0 writes the export.
+//! All ranks rebuild their buckets at the same point of the training. Only rank 0 writes an export.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -13,8 +13,8 @@ use crate::entry::call;
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
-/// means that no rank had data and nothing was stepped. The call needs the option `inputs`.
+/// Takes part in one pass without data. A rank that has run out of data repeats this call until `*out_goes_on` is 0.
+/// The value 0 means that no rank had data, so nothing was stepped. With INSTEP_INPUTS_EVEN the call is refused.
 ///
 /// Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 #[unsafe(no_mangle)]
@@ -33,12 +33,12 @@ pub unsafe extern "C" fn instep_stepper_join(
     })
 }
 
-/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
-/// changes. `*out_is_rebuilt` is 0 if the buckets already have this order. out_is_rebuilt may be null. Addresses that
-/// were returned before this call are invalid after it. If the buckets are in the caller's memory, rebuild them
-/// yourself and call instep_stepper_rebind.
+/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. The training's results
+/// have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this order.
+/// out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the buckets are
+/// in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
+/// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     stepper: *mut instep_stepper,
@@ -56,8 +56,8 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
 }
 
 /// Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
-/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
-/// instead of parameters. Only rank 0 writes.
+/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, all values are written as f32, and masters
+/// are written in place of parameters that have them. Only rank 0 writes.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]

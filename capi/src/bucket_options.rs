@@ -1,6 +1,6 @@
-//! Options of a bucket step, and the step that has them.
+//! Options of a bucket step, and the creation of a bucket step from them.
 //!
-//! Numbers are looked up here. The Rust library checks whether options can be combined.
+//! This module looks up the options that integers select. The Rust library checks whether options can be combined.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -41,27 +41,28 @@ pub struct instep_bucket_step_options {
     pub elements: usize,
     /// Element types. Null: f32.
     pub precision: *const instep_precision,
-    /// The type of a copy of each stepped parameter. 0: none.
+    /// Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
     pub copy: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
     pub gradients: u32,
-    /// Decay rate of moving averages. 0: none are kept.
+    /// Decay rate of the parameters' moving averages. 0: there are no averages.
     pub ema_decay: f64,
-    /// Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Steps with
-    /// the same number share their threads, which live as long as the process.
+    /// Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Bucket steps
+    /// with the same number of threads use the same threads. These threads live as long as the process.
     pub threads: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
     /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
-    /// One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard, which
-    /// has some rows of a larger parameter, and the number says how many elements a row has. Null: all parameters are
-    /// full. A shard has the same stochastic rounding, and the same blocks of 8-bit states, as these rows have in the
-    /// full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple
-    /// of 256 elements.
+    /// One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard that
+    /// consists of rows of a full parameter, and the number is the length of a row in elements. Null: all parameters
+    /// are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit states, as in
+    /// the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a
+    /// multiple of 256 elements.
     pub row_elements: *const u64,
-    /// For each shard, the index of its first element. The index counts the elements of all full parameters, one
-    /// parameter after the other. Without `row_elements` this list is ignored.
+    /// One number for each parameter in `params`. For a shard it is the index of the shard's first element. The index
+    /// counts the elements of all full parameters of the model, one parameter after the other. For a full parameter the
+    /// number is ignored. Without `row_elements` the list is ignored.
     pub first_elements: *const u64,
 }
 
@@ -70,13 +71,13 @@ unsafe impl Growing for instep_bucket_step_options {
     const NAME: &'static str = "instep_bucket_step_options";
 }
 
-/// A step with its properties.
+/// A bucket step, with the properties that calls look up.
 pub(crate) struct Step {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
     /// Whether the bucket has no elements, so that no tensor needs an address.
     pub(crate) is_empty: bool,
-    /// Each group with its optimizer's name.
+    /// The name of each group, and the name of its optimizer.
     pub(crate) optimizers: Vec<(String, &'static str)>,
 }
 
@@ -85,7 +86,7 @@ pub(crate) enum Engine {
     Cuda(Box<BucketStep<OnGpu>>),
 }
 
-/// Runs an expression on the step of either device.
+/// Evaluates an expression on a bucket step, on the host or on a GPU.
 macro_rules! on_any {
     ($engine:expr, $step:ident => $body:expr) => {
         match $engine {
@@ -159,7 +160,7 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
     Ok(Step { engine, ids, is_empty, optimizers: names })
 }
 
-/// Describes a bucket.
+/// Returns the Rust library's description of a bucket.
 pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usize) -> Result<ForeignBucket> {
     let bucket = ForeignBucket::new(elements);
     params
@@ -168,7 +169,8 @@ pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usi
         .try_fold(bucket, |bucket, (param, offset)| Ok(bucket.gradient(ids.get(*param)?, *offset)))
 }
 
-/// Declares which parameters are shards, by the elements of a row and the index of the first element.
+/// Declares which parameters are shards. `rows` has the length of a row and the index of the first element for each
+/// parameter.
 fn in_rows<'a>(
     bucket: ForeignBucket,
     ids: &Ids,

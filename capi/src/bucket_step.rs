@@ -1,6 +1,6 @@
-//! One bucket, stepped now, on memory that comes with each call.
+//! Bucket steps: a call steps one bucket at once, on tensors that are passed with the call.
 //!
-//! A handle has a `BucketStep` of the host or of a GPU. Each function works for both.
+//! The object of a handle is a `BucketStep` on the host or on a GPU. Each function works for both.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -15,15 +15,15 @@ use crate::options::{refuse_stream, stream as stream_of};
 use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, scaling, tensors as lent};
 
-/// The step of one bucket, with its step counts and hyperparameters. Tensors come with each call.
+/// The step of one bucket, with its step counts and hyperparameters. It has no tensors: they are passed with each call.
 ///
-/// The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
-/// INSTEP_BUSY. Different bucket steps may be used at the same time.
+/// The caller owns it until instep_bucket_step_free. Any thread may use it, but only one at a time: a second thread
+/// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
 pub struct instep_bucket_step;
 
 pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
 
-/// Creates a bucket step. `*out_step` is written if it succeeds.
+/// Creates a bucket step. If the call succeeds, it writes the handle to `*out_step`.
 ///
 /// Any thread may call it. No other thread may use the layout during the call. The library starts no thread before the
 /// first step.
@@ -42,16 +42,17 @@ pub unsafe extern "C" fn instep_bucket_step_create(
     })
 }
 
-/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`. The sum
-/// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
+/// Steps the bucket. On the CPU the step is complete when the call returns. On a GPU the call launches the step on
+/// `stream`. On that stream, the sum of the gradients must come before the step. If the call is refused, nothing is
+/// written.
 ///
-/// If `norm` is given, call instep_norm_decide on it first. The step is then clipped by the norm's coefficient, or
-/// skipped, and `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients. Null means no
-/// factors.
+/// If `norm` is not null, call instep_norm_decide on it first. The step is then clipped or skipped as that call has
+/// decided, and `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such
+/// as the number of ranks. If both are null, the step uses the gradients as they are.
 ///
 /// Any thread may call it, but only one at a time may use the step or the norm. `stream` (cudaStream_t or CUstream)
-/// must belong to the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default
-/// stream. For the CPU, pass null.
+/// must belong to the bucket step's GPU, must live until the step on it has ended, and must not be in a capture. Null
+/// is the legacy default stream. For the CPU, pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -97,9 +98,10 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Repeats the last instep_bucket_step_step that was not refused, on the same tensors. It does not read or check the
-/// list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was no such
-/// call, or if instep_norm_add was called after that call. The tensors must still be valid and must not overlap.
+/// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. It does not read or
+/// check the list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was
+/// no such call, or if instep_norm_add was called after that call. The tensors must still be valid and must not
+/// overlap.
 ///
 /// Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
 #[unsafe(no_mangle)]
@@ -168,8 +170,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
 
 /// Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
 /// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
-/// call instep_bucket_step_set_lr or _set_hyper. The optimizer must have the same name and the same states. Step counts
-/// and states stay.
+/// call instep_bucket_step_set_lr or _set_hyper. The new optimizer must have the same name and the same states as the
+/// old one. Step counts and states do not change.
 ///
 /// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -190,8 +192,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     })
 }
 
-/// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
-/// may be null.
+/// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
+/// optimizers, `*out_carried` is 1. Either pointer may be null.
 ///
 /// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -217,7 +219,7 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
 }
 
 /// Sets the numbers that instep_bucket_step_progress reads, to resume a training. For NAdam with a count above 0,
-/// `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is refused.
+/// `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63 or more is refused.
 ///
 /// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -294,7 +296,7 @@ impl Step {
     }
 }
 
-/// Reads the name of a group. Null is the default group.
+/// Returns the name of a group. Null means the default group.
 ///
 /// # Safety
 /// `group` is null, or a text that meets the header's contract for `'a`.

@@ -1,6 +1,6 @@
-//! Saves a training to one file, with the trainer's own numbers, and loads it again.
+//! Saves a stepper to one file, together with numbers of the trainer, and loads them again.
 //!
-//! The file is the Rust library's checkpoint, a safetensors file.
+//! The file is a checkpoint of the Rust library. Its format is safetensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -13,18 +13,18 @@ use crate::entry::call;
 use crate::status::{Fault, instep_status};
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// The kind of a trainer's number in a checkpoint: a real number.
+/// A kind of instep_scalar: a real number.
 pub const INSTEP_NUMBER: u32 = 0;
-/// The kind of a trainer's number in a checkpoint: a whole number, such as an epoch or a seed.
+/// A kind of instep_scalar: a whole number, such as an epoch or a seed.
 pub const INSTEP_INTEGER: u32 = 1;
-/// The checkpoint has no number of this name.
+/// The kind of an instep_scalar after a load, if the checkpoint has no number of its name.
 pub const INSTEP_ABSENT: u32 = 2;
 
-/// A number of the trainer, which a checkpoint stores in addition to the stepper.
+/// A number of the trainer. A checkpoint stores it in addition to the stepper.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scalar {
-    /// Its name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
+    /// The number's name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
     pub name: *const c_char,
     /// INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
     pub kind: u32,
@@ -36,8 +36,8 @@ pub struct instep_scalar {
     pub integer: u64,
 }
 
-/// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes.
-/// Other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+/// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes. On
+/// any other rank the call does nothing and returns at once. `scalars` may be null if `scalar_count` is 0.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]

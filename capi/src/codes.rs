@@ -1,13 +1,13 @@
-//! The integers that select options in the header, and the option that each integer selects.
+//! The integers by which C selects options, and the Rust option for each integer.
 //!
-//! C may pass any number, so each number is looked up. No function takes a Rust enum from C.
+//! C may pass any integer, so each integer is looked up. No function takes a Rust enum from C.
 
 use instep::{DType, Gradients, Master, Mode, Moments, SegmentAction, Unused};
 
 use crate::status::{Fault, Result};
 
-/// Element type: float, IEEE 754 binary32. In a field for an element type, 0 stands for the default that the field's
-/// comment gives.
+/// Element type: float, IEEE 754 binary32. In a field for an element type, 0 means the default that the field's comment
+/// names.
 pub const INSTEP_F32: u32 = 1;
 /// Element type: bfloat16.
 pub const INSTEP_BF16: u32 = 2;
@@ -16,11 +16,11 @@ pub const INSTEP_F16: u32 = 3;
 
 /// 16-bit parameters have no master weight. The default.
 pub const INSTEP_MASTER_NONE: u32 = 0;
-/// A separate f32 weight for each 16-bit parameter.
+/// Each 16-bit parameter has a separate f32 weight.
 pub const INSTEP_MASTER_F32: u32 = 1;
-/// The bf16 parameter is the upper 16 bits of an f32. The remainder is the lower 16 bits.
+/// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the lower 16 bits of the weight.
 pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
-/// The bf16 parameter is the upper 16 bits of an f32. The remainder is the next 8 bits.
+/// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the next 8 bits of the weight.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
 /// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
@@ -39,9 +39,9 @@ pub const INSTEP_STATES_8BIT: u32 = 2;
 
 /// Steps a bucket as soon as it is reduced. The default.
 pub const INSTEP_MODE_EAGER: u32 = 0;
-/// Steps once the last bucket is reduced and the norm is known.
+/// Steps all buckets after the last bucket is reduced and the norm is known.
 pub const INSTEP_MODE_NORMED: u32 = 1;
-/// Steps after the last sum, one bucket after the other.
+/// Steps all buckets after the last sum, one bucket after the other.
 pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
 
 /// Stepped gradients stay as they are: sums over the ranks. The default.
@@ -50,13 +50,14 @@ pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
 pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
 /// The memory of stepped gradients is returned to the system. Only for a stepper on the CPU that owns its memory.
 pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
-/// The step writes to each gradient the value that it used: the mean over ranks, unscaled and clipped.
+/// The step overwrites each gradient with the value that it used: the mean over ranks, divided by the loss scale and
+/// clipped.
 pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
 /// INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
-/// A parameter is not stepped if no rank wrote its gradient. Refused on the caller's memory, which has no place for a
-/// count of ranks.
+/// A parameter is not stepped if no rank wrote its gradient. Refused if the buckets are in the caller's memory, because
+/// such buckets have no room for the number of ranks that used each parameter.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
 /// If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
 /// with them.
@@ -89,8 +90,7 @@ pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
 /// Clips each bucket by that bucket's norm.
 pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
-/// A tensor of a parameter: the parameter itself. If it has a master weight, instep_stepper_read copies the master's
-/// values.
+/// The parameter itself. If it has a master weight, instep_stepper_read copies the master's values.
 pub const INSTEP_PARAM: u32 = 0;
 /// A parameter's gradient. After a pass it is the sum over the ranks, still multiplied by the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
@@ -111,7 +111,7 @@ pub const INSTEP_ALL_REDUCE: u32 = 0;
 /// A collective call: every rank gets rank 0's data.
 pub const INSTEP_BROADCAST: u32 = 1;
 
-/// Looks up a number among the values of an option.
+/// Returns the option that an integer selects.
 pub(crate) fn code<T: Copy>(field: &str, given: u32, all: &[(u32, T)]) -> Result<T> {
     all.iter().find(|(code, _)| *code == given).map(|(_, value)| *value).ok_or_else(|| {
         let codes: Vec<String> = all.iter().map(|(code, _)| code.to_string()).collect();
@@ -120,7 +120,7 @@ pub(crate) fn code<T: Copy>(field: &str, given: u32, all: &[(u32, T)]) -> Result
     })
 }
 
-/// An element type. 0 is `None`.
+/// Returns the element type that an integer selects, or `None` for 0.
 pub(crate) fn dtype(field: &str, given: u32) -> Result<Option<DType>> {
     let (f32, bf16, f16) = (Some(DType::F32), Some(DType::BF16), Some(DType::F16));
     code(field, given, &[(0, None), (INSTEP_F32, f32), (INSTEP_BF16, bf16), (INSTEP_F16, f16)])
@@ -189,7 +189,7 @@ pub(crate) fn gradients(given: u32) -> Result<Gradients> {
     code("gradients", given, &all)
 }
 
-/// Looks up what happens to unused parameters. `None` leaves the choice to the library.
+/// Returns what happens to unused parameters. `None` means that the library chooses.
 pub(crate) fn unused(given: u32) -> Result<Option<Unused>> {
     let all = [
         (INSTEP_UNUSED_DEFAULT, None),

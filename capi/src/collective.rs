@@ -1,6 +1,7 @@
 //! The caller's collective: a table of functions that the library calls like the methods of the Rust trait.
 //!
-//! While a function runs, its thread may not call the library (`entry::in_callback`), so it cannot wait for itself.
+//! While such a function runs, its thread may not call the library, because that call could wait for the function
+//! itself. `entry::in_callback` refuses such calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_void};
@@ -23,55 +24,56 @@ pub struct instep_call {
     pub kind: u32,
     /// Element type: INSTEP_F32, INSTEP_BF16 or INSTEP_F16.
     pub dtype: u32,
-    /// The source, `bytes` long.
+    /// The source, a range of `bytes` bytes.
     pub src: *const c_void,
-    /// The destination, `bytes` long. It may be the source.
+    /// The destination, a range of `bytes` bytes. It may be the same address as the source.
     pub dst: *mut c_void,
-    /// Length of the source and of the destination.
+    /// Length of the source and of the destination, in bytes.
     pub bytes: u64,
-    /// The pass, counted from the stepper's first.
+    /// The number of the pass, counted from the stepper's first pass.
     pub pass: u64,
-    /// The bucket, or -1 if there is none.
+    /// The number of the bucket, or -1 if the call is not for a bucket.
     pub bucket: i64,
     /// How long the call may wait for other ranks, in milliseconds.
     pub deadline_ms: u64,
     /// On a GPU, the stream to enqueue on. Null on the CPU.
     pub stream: *mut c_void,
-    /// 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure in
-    /// this case, because the ranks would hang later.
+    /// 32 bytes that must be equal on all ranks. If they differ, the ranks are making different calls and would hang
+    /// later. In this case, return a failure.
     pub key: [u8; 32],
 }
 
-/// One rank's part in the caller's collective. The struct is copied, and `data` is passed to each function.
+/// One rank's part in the caller's collective. The library copies this struct, and passes `data` to each function.
 ///
 /// A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
-/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught of this header turns an
-/// exception into a status.
+/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught, at the end of this
+/// header, turns an exception into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
-    /// The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
-    /// created, the data is not used.
+    /// The caller's data. Any thread may use it until instep_stepper_free has returned. If instep_stepper_create fails,
+    /// the library does not use the data.
     pub data: *mut c_void,
     /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU the
     /// function is called on a thread of the library, one call at a time. It may block until all ranks are done, and
-    /// must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper, and must
-    /// only enqueue work. Every rank makes the same calls in the same order. Not null.
+    /// must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper. It must
+    /// enqueue its work on the call's stream, and must not wait for it. Every rank makes the same calls in the same
+    /// order. Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
-    /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
-    /// the call. The library may call this function on any thread, also during `enqueue`. The function may be null if
-    /// there is only one rank.
+    /// Ends the group: every rank's current call and all later calls must then fail. It must not block. `cause` is
+    /// valid during the call. The library may call this function on any thread, also during `enqueue`. The function may
+    /// be null if there is only one rank.
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
-    /// Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
+    /// instep_stepper_free calls this function once, when the library no longer uses `data`. The function may be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
-    /// 1: the collective sums bf16 too.
+    /// 1: the collective can also sum bf16.
     pub sums_bf16: u32,
-    /// 1: the collective sums f16 too.
+    /// 1: the collective can also sum f16.
     pub sums_f16: u32,
-    /// 1: the collective reaches the memory of GPUs. 0: it reaches the CPU's memory.
+    /// 1: the collective works on the memory of GPUs. 0: it works on the memory of the CPU.
     pub reaches_gpus: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -82,8 +84,8 @@ unsafe impl Growing for instep_collective {
     const NAME: &'static str = "instep_collective";
 }
 
-/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper lives, but make no
-/// more calls.
+/// The caller's collective. The stepper's threads may have a clone of it for a short time after the stepper is freed,
+/// but they no longer call its functions.
 #[derive(Clone)]
 pub(crate) struct Foreign {
     table: instep_collective,

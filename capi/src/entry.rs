@@ -1,7 +1,7 @@
-//! The entry of every function of the header: it checks for forks and callbacks, catches panics, and keeps the last
-//! error.
+//! The entry of every function that returns a status. It refuses calls in forked children and in callbacks, catches
+//! panics, and stores the last error.
 //!
-//! No panic leaves [`call`], which returns only a status.
+//! [`call`] turns a panic into a status, so no panic reaches C.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -63,7 +63,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> instep_status {
     }
 }
 
-/// Runs a callback, during which this thread may not call the library.
+/// Runs a callback. Until it returns, [`call`] refuses every call on this thread.
 pub(crate) fn in_callback<T>(callback: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {

@@ -34,8 +34,8 @@ pub(crate) fn refuse_child() -> Result<()> {
     Ok(())
 }
 
-/// Sets the flag in children that are forked after this call. The creation of the first handle makes this call. If a
-/// process forks before that, parent and child may both use the library.
+/// Registers the fork handler. It sets the flag in every child that is forked later. The library calls this when the
+/// first handle is created. If a process forks before its first handle, both parent and child may use the library.
 pub(crate) fn watch() {
     static WATCHED: OnceLock<c_int> = OnceLock::new();
     // SAFETY: the handler only stores to an atomic of this library, and the library is never unloaded (`build.rs`).

@@ -1,8 +1,8 @@
-//! Handles, which are numbers in the type of a pointer, and the tables that say which handles are alive.
+//! Handles, and the tables of the objects that they stand for. C sees a handle as a pointer, but it is only a number.
 //!
 //! A handle is never dereferenced. It contains its kind, its index in the kind's table, and the generation of that
-//! entry. The library therefore refuses a handle that was freed or is of another kind, and a number that is not a
-//! handle. Each object has a lock. A call that would have to wait for the lock is refused too.
+//! table entry. The library can therefore refuse a handle that was freed or is of another kind, and a number that is
+//! not a handle. Each object has a lock. A call that would have to wait for the lock is refused too.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
@@ -11,7 +11,8 @@ use crate::status::{Fault, INSTEP_BUSY, INSTEP_HANDLE, INSTEP_NULL, INSTEP_PANIC
 
 const PLACE_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
-/// The low bits of every handle. The address of a C object usually is a multiple of 8, so its low bits differ.
+/// The low bits of every handle. The address of a C object is usually a multiple of 8 and has zeros there, so it is not
+/// mistaken for a handle.
 const MARK: u64 = 0b101;
 const MARK_BITS: u32 = 3;
 
@@ -43,7 +44,8 @@ struct Slot<T> {
     object: Option<Arc<Object<T>>>,
 }
 
-/// A free takes the object out and leaves `None`. A thread that has looked up the object just before finds the `None`.
+/// An object with its lock. A call that frees the object leaves `None` here. Another thread that looked up the object
+/// just before that call finds the `None`.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {
@@ -56,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind that a handle's bits give, or `None` if they are not the bits of a handle.
+    /// Returns the kind that is stored in a handle, or `None` if the number is not a handle.
     fn of(handle: u64) -> Option<Kind> {
         let kinds = [Kind::Layout, Kind::BucketStep, Kind::Norm, Kind::Stepper];
         let kind = handle >> (MARK_BITS + PLACE_BITS + GENERATION_BITS);
@@ -92,7 +94,7 @@ impl<T> Table<T> {
         Ok(std::ptr::without_provenance_mut(handle as usize))
     }
 
-    /// Locks an object and runs a call on it.
+    /// Locks the object of a handle and calls `body` with it.
     pub(crate) fn with<H, R>(&self, handle: *const H, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let object = self.find(handle.addr() as u64)?;
         let mut locked = match object.try_lock() {
@@ -106,7 +108,7 @@ impl<T> Table<T> {
         locked.as_mut().map_or_else(|| Err(self.dead()), body)
     }
 
-    /// Takes an object out of the table.
+    /// Removes an object from the table and returns it.
     pub(crate) fn remove<H>(&self, handle: *const H) -> Result<T> {
         let handle = handle.addr() as u64;
         let object = self.find(handle)?;

@@ -1,6 +1,6 @@
-//! Layouts. The caller adds one parameter after the other, and the first use closes the layout.
+//! Layouts. The caller adds one parameter after the other. The first use of the layout closes it.
 //!
-//! In C a parameter is a number, in the order in which parameters were added.
+//! In C a parameter is named by its number. Parameters are numbered in the order in which they are added.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -15,8 +15,8 @@ use crate::status::{Fault, INSTEP_LAYOUT, INSTEP_ORDER, Result, instep_status};
 
 /// The names, shapes and groups of a model's parameters.
 ///
-/// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they
-/// are created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
+/// The caller owns it until instep_layout_free. Bucket steps and steppers copy what they need, so the layout may be
+/// freed once they are created. Any thread may use it, but only one at a time: a second thread gets INSTEP_BUSY.
 pub struct instep_layout;
 
 /// One parameter.
@@ -25,21 +25,23 @@ pub struct instep_layout;
 pub struct instep_param {
     /// sizeof(instep_param).
     pub size: usize,
-    /// Its name, also in checkpoints. No other parameter has this name.
+    /// The parameter's name. Checkpoints use it too. No other parameter may have this name.
     pub name: *const c_char,
-    /// Its dimensions. Their product is the number of elements. Without dimensions it is a scalar, of one element.
+    /// The lengths of the parameter's dimensions. Their product is the number of elements. A parameter without
+    /// dimensions is a scalar and has one element.
     pub shape: *const usize,
     /// The number of dimensions.
     pub dimensions: usize,
     /// The parameter's group. The group's optimizer steps the parameter. Null: "default".
     pub group: *const c_char,
-    /// How often the parameter is handed over in a pass. 0 and 1 mean once. A shared parameter has more uses.
+    /// How often the parameter is handed over in a pass. 0 and 1 mean once. A parameter that several modules share is
+    /// handed over once for each use.
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,
     /// 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
     pub is_local: u32,
-    /// Type of the parameter and of its gradient. 0: the types of its group's precision.
+    /// Element type of the parameter and of its gradient. 0: the types that the precision of its group gives.
     pub dtype: u32,
 }
 
@@ -50,14 +52,14 @@ unsafe impl Growing for instep_param {
 
 pub(crate) static LAYOUTS: Table<Open> = Table::new(Kind::Layout);
 
-/// A layout that may still grow, or a layout that is in use.
+/// A layout. It has a builder until its first use, and the built layout after that.
 pub(crate) struct Open {
     builder: Option<LayoutBuilder>,
     count: u32,
     built: Option<Layout>,
 }
 
-/// Creates a layout without parameters. `*out_layout` is written if it succeeds.
+/// Creates a layout without parameters. If the call succeeds, it writes the handle to `*out_layout`.
 ///
 /// Any thread may call it.
 #[unsafe(no_mangle)]
@@ -72,7 +74,8 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
 }
 
 /// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
-/// in the order of forward. The first use of the layout closes it. After that, this call returns INSTEP_ORDER.
+/// in the order in which the forward pass uses them. The first use of the layout closes it. After that, this call
+/// returns INSTEP_ORDER.
 ///
 /// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
 /// first use of the layout fails.
@@ -121,8 +124,8 @@ pub unsafe extern "C" fn instep_layout_add(
     })
 }
 
-/// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and the text
-/// lists similar names. This call closes the layout.
+/// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and
+/// instep_last_error lists similar names. This call closes the layout.
 ///
 /// Any thread may call it, one at a time.
 #[unsafe(no_mangle)]
@@ -152,7 +155,7 @@ pub unsafe extern "C" fn instep_layout_free(layout: *mut instep_layout) -> inste
     call(|| if layout.is_null() { Ok(()) } else { LAYOUTS.remove(layout).map(drop) })
 }
 
-/// Closes a layout and returns it.
+/// Closes a layout, if it is still open, and returns it.
 pub(crate) fn close(layout: *const instep_layout) -> Result<Layout> {
     LAYOUTS.with(layout, |open| {
         if let Some(built) = &open.built {
@@ -165,7 +168,7 @@ pub(crate) fn close(layout: *const instep_layout) -> Result<Layout> {
     })
 }
 
-/// The parameters of a layout, by their numbers.
+/// The Rust library's ids of a layout's parameters. The index is the parameter's number in C.
 #[derive(Clone)]
 pub(crate) struct Ids(Vec<ParamId>);
 

@@ -2,7 +2,7 @@
 //!
 //! Every function of `include/instep.h` is one `extern "C"` function here. A function that returns a status runs in
 //! [`entry::call`], which catches panics. `arguments.rs` and `handles.rs` check arguments from C before they are used.
-//! Comments here are written for readers of C, because cbindgen copies them to the header.
+//! Comments on public items are written for readers of C, because cbindgen copies them to the header.
 #![allow(non_camel_case_types)] // The header's names.
 #![allow(unreachable_pub)] // cbindgen takes what is `pub`.
 

@@ -1,6 +1,6 @@
 //! The caller's parameters and gradient buckets, for a stepper that borrows them.
 //!
-//! Addresses go to the Rust library, which refuses null and misaligned addresses and memory that overlaps.
+//! The Rust library checks the addresses. It refuses null addresses, misaligned addresses and memory that overlaps.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -21,7 +21,7 @@ pub struct instep_bucket {
     pub address: *mut c_void,
     /// The number of elements, gaps included.
     pub elements: usize,
-    /// The parameters that have their gradients in it.
+    /// The numbers of the parameters that have their gradients in this bucket.
     pub params: *const u32,
     /// The offset of each gradient in the bucket, in elements.
     pub offsets: *const usize,
@@ -29,12 +29,13 @@ pub struct instep_bucket {
     pub param_count: usize,
 }
 
-/// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
-/// types. All gradients of a bucket have one type.
+/// The caller's tensors. They are in the memory of the stepper's device. Their element types follow from the layout and
+/// the precisions. All gradients of a bucket must have one type.
 ///
 /// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
-/// between instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between
-/// instep_stepper_address and the hand-over. At all other times the caller must not touch gradients or parameters.
+/// from a call of instep_stepper_address with INSTEP_WRITE until the parameter's hand-over. The caller may read a
+/// parameter from a call of instep_stepper_address until its hand-over. At all other times the caller must not touch
+/// gradients or parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {
@@ -44,7 +45,7 @@ pub struct instep_memory {
     pub params: *const *mut c_void,
     /// The number of parameters of the layout. In instep_stepper_rebind, 0 means that no parameter has moved.
     pub param_count: usize,
-    /// All buckets, which are numbered in this order. Every parameter is in one of them.
+    /// All buckets. They are numbered in the order of this list. Every parameter must be in one bucket.
     pub buckets: *const instep_bucket,
     /// The number of buckets. In instep_stepper_rebind, 0 means that the buckets have not changed.
     pub bucket_count: usize,

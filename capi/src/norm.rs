@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets, and the decision that follows from it.
 //!
-//! A handle holds a `GradNorm` of the host or of a GPU.
+//! The object of a handle is a `GradNorm` on the host or on a GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,9 +16,10 @@ use crate::options::{cuda, instep_cuda, refuse_stream, stream as stream_of};
 use crate::status::instep_status;
 use crate::tensors::{instep_scaling, scaling as factors};
 
-/// The norm over the gradients of any number of buckets. It decides whether their steps are clipped or skipped.
+/// The norm over the gradients of any number of buckets. From it follows whether the steps of these buckets are clipped
+/// or skipped.
 ///
-/// The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
+/// The caller owns it until instep_norm_free. Any thread may use it, but only one at a time: a second thread gets
 /// INSTEP_BUSY.
 pub struct instep_norm;
 
@@ -34,7 +35,7 @@ pub struct instep_decision {
     pub clip: f64,
     /// 1 if no gradient is infinite or NaN.
     pub is_finite: u32,
-    /// 1 if steps with this decision change nothing.
+    /// 1 if steps with this decision are skipped. They then change nothing.
     pub is_skipped: u32,
 }
 
@@ -50,7 +51,8 @@ pub(crate) enum Norm {
     Cuda(GradNorm<NormOnGpu>),
 }
 
-/// Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
+/// Creates a norm for buckets on a GPU, or on the CPU if `on` is null. If the call succeeds, it writes the handle to
+/// `*out_norm`.
 ///
 /// Any thread may call it.
 #[unsafe(no_mangle)]
@@ -70,8 +72,8 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` has the factors that all gradients share. Null means none. A clip in `scaling` is
-/// refused, because the norm decides the clip.
+/// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. Null means
+/// that they contain none. A clip in `scaling` is refused, because the norm decides the clip.
 ///
 /// Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
 /// call. It runs after the work of the previous call on this norm, even if that call had another stream. The conditions
@@ -99,9 +101,10 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm. 0 means no limit. If
-/// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
-/// once with this norm. A norm without a bucket is refused.
+/// Decides the clip coefficient, and whether the steps are skipped. Gradients with a norm above `max_norm` are clipped
+/// to `max_norm`. If it is 0, nothing is clipped. If `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps
+/// are skipped. After this call, step each added bucket once with this norm. The call is refused if no bucket was
+/// added.
 ///
 /// Any thread may call it, one at a time.
 #[unsafe(no_mangle)]

@@ -18,7 +18,8 @@ use crate::status::{Fault, INSTEP_CONFIG, INSTEP_UNSUPPORTED, Result, instep_sta
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_hyper {
-    /// Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
+    /// Its name in torch.optim, such as "lr" or "weight_decay". A pair such as betas is two hyperparameters with two
+    /// names, "beta1" and "beta2".
     pub name: *const c_char,
     /// Its value. Flags are 0 or 1.
     pub value: f64,
@@ -31,7 +32,7 @@ pub struct instep_hyper {
 pub struct instep_optimizer {
     /// sizeof(instep_optimizer).
     pub size: usize,
-    /// Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
+    /// Its name in torch.optim or in its paper, in upper or lower case, such as "AdamW", "sgd" or "lamb".
     pub name: *const c_char,
     /// The given hyperparameters. All others have their defaults.
     pub hypers: *const instep_hyper,
@@ -46,7 +47,7 @@ unsafe impl Growing for instep_optimizer {
 
 /// Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
 /// those of torch.optim. If there is no state with this index, null is written. The text lives as long as the process.
-/// A bucket step takes states in this order, and checkpoints use these names.
+/// In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
 ///
 /// Any thread may call it.
 #[unsafe(no_mangle)]
@@ -93,8 +94,8 @@ pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> 
     hypers.iter().map(named).collect()
 }
 
-/// Turns changes by keyword (`beta1`) into changes by field (`betas`). If only one part of a pair is named, the other
-/// part keeps its value.
+/// Converts changes of C's hyperparameters (`beta1`) into changes of the optimizer's fields (`betas`). If only one part
+/// of a pair is named, the other part keeps its value.
 pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Vec<(&'static str, Value)>> {
     let fields = of.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
     let known = || fields.iter().flat_map(|field| field.parts).map(|part| part.keyword);
@@ -126,8 +127,8 @@ pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Ve
     Ok(changes)
 }
 
-/// Refuses to replace a group's optimizer by one of another name. The hyperparameters alone would not show the change,
-/// because Adam and AdamW have the same ones.
+/// Refuses to replace a group's optimizer by one of another name. The names must be compared, because two optimizers
+/// such as Adam and AdamW may have the same hyperparameters.
 pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
     let new = name_of(new);
     if old == new {
@@ -142,7 +143,7 @@ pub(crate) fn name_of(optimizer: &dyn Optimizer) -> &'static str {
     optimizer.descriptor().map_or("custom", |descriptor| descriptor.name)
 }
 
-/// A name that ends in a zero byte. Optimizers have few states, so no name is ever freed.
+/// Returns a name as a C string that is never freed. Optimizers have few states, so this takes little memory.
 fn kept(name: &str) -> &'static CStr {
     static ALL: Mutex<Vec<&CStr>> = Mutex::new(Vec::new());
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);

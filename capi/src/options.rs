@@ -24,10 +24,10 @@ pub struct instep_group {
     pub name: *const c_char,
     /// Its optimizer. Null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types. Null: the default precision of the options. It is null for a bucket step, which has one
-    /// precision.
+    /// Its element types. Null: the default precision of the options. It must be null for a bucket step, because a
+    /// bucket step has only one precision.
     pub precision: *const instep_precision,
-    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
+    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It must be 0 for a bucket step, which an instep_norm clips instead.
     pub clip: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -49,7 +49,7 @@ pub struct instep_precision {
     pub master: u32,
     /// Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
     pub states: u32,
-    /// 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
+    /// 1: values that are stored in fewer bits than f32 are rounded stochastically. 0: they are rounded to nearest.
     pub is_stochastic: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -68,15 +68,17 @@ unsafe impl Growing for instep_precision {
 pub struct instep_cuda {
     /// sizeof(instep_cuda).
     pub size: usize,
-    /// The device's number.
+    /// The number of the CUDA device.
     pub ordinal: u32,
     /// CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
     pub optim_priority: i32,
-    /// The stream (cudaStream_t or CUstream) of the stepper's trainer. Null: the legacy default stream. Bucket steps
-    /// and norms take a stream in each call, and ignore this stream.
+    /// The stream (cudaStream_t or CUstream) of the caller's own work on a stepper's tensors, such as forward and
+    /// backward. Null: the legacy default stream. Bucket steps and norms take a stream in each call, and ignore this
+    /// stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step. 0: the library chooses. A block then steps one tile if tiles move at
-    /// least 38 KiB on average, or enough smaller tiles to move about 224 KiB.
+    /// Largest number of thread blocks of a step. 0: the library chooses. A step is divided into tiles of elements. If
+    /// tiles move at least 38 KiB on average, a block then steps one tile. If they move less, a block steps so many
+    /// tiles that it moves about 224 KiB.
     pub max_blocks: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -87,13 +89,13 @@ unsafe impl Growing for instep_cuda {
     const NAME: &'static str = "instep_cuda";
 }
 
-/// Optimizers, precisions and clips of a layout: the default ones, and those of groups.
+/// The optimizers, precisions and clips for a layout: the default ones, and those that single groups have.
 pub(crate) struct Groups {
     pub(crate) optimizer: Box<dyn Optimizer>,
     pub(crate) precision: Precision,
     pub(crate) optimizers: Vec<(String, Box<dyn Optimizer>)>,
     pub(crate) precisions: Vec<(String, Precision)>,
-    /// The largest norms of groups that are clipped alone. `None`: the group is not clipped.
+    /// The groups that are clipped alone, with their largest norms, and the groups that are not clipped, with `None`.
     pub(crate) clips: Vec<(String, Option<f64>)>,
 }
 
@@ -136,7 +138,7 @@ impl Groups {
         Ok(Groups { optimizer, precision, optimizers, precisions, clips })
     }
 
-    /// Names each group's optimizer.
+    /// Returns the name of each group, and the name of its optimizer.
     pub(crate) fn names(&self, layout: &Layout) -> Vec<(String, &'static str)> {
         let name = |group: &String| {
             let own = self.optimizers.iter().rev().find(|(name, _)| name == group);
@@ -145,7 +147,7 @@ impl Groups {
         layout.groups().iter().map(name).collect()
     }
 
-    /// The types of each parameter and its gradient.
+    /// Returns the element types of each parameter and its gradient.
     pub(crate) fn types(&self, layout: &Layout) -> Result<Vec<Types>> {
         let types = |id| {
             let parameter = layout.parameter(id)?;
@@ -159,7 +161,7 @@ impl Groups {
     }
 }
 
-/// The types of a parameter and its gradient.
+/// The element types of a parameter and its gradient.
 #[derive(Clone, Copy)]
 pub(crate) struct Types {
     pub(crate) param: DType,

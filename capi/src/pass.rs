@@ -1,6 +1,7 @@
 //! The calls of a pass: begin, hand over, finish, abandon.
 //!
-//! A pass is a state of the stepper, not an object, so the next begin detects a pass that was not closed.
+//! In C a pass is a state of the stepper, not an object. instep_stepper_begin therefore detects an earlier pass that
+//! was not closed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -18,8 +19,8 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 /// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
 /// next pass broadcasts all parameters of that parameter's bucket.
 ///
-/// Any thread may call it, one at a time. On a GPU, after a write of parameters, it waits for the other ranks' calls.
-/// Otherwise it does not wait.
+/// Any thread may call it, one at a time. On a GPU, if parameters were written before this call, it waits until the
+/// other ranks make this call too. Otherwise it does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -34,8 +35,8 @@ pub unsafe extern "C" fn instep_stepper_begin(
     })
 }
 
-/// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their
-/// values.
+/// Begins the next micro-batch. The caller may then use every parameter and gradient again. The values of the gradients
+/// do not change.
 ///
 /// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
@@ -47,9 +48,10 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
     })
 }
 
-/// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
-/// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-/// After the hand-over, addresses of the parameter and of its gradient are invalid.
+/// Hands over a parameter. This says that its gradient is complete, and that the caller no longer uses the parameter or
+/// the gradient in this pass. Once all parameters of the bucket are handed over, the bucket is reduced. The option
+/// `mode` decides when the bucket is stepped. After the hand-over, addresses of the parameter and of its gradient are
+/// invalid.
 ///
 /// Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
 /// run after the work that is on compute_stream at the time of the call.
@@ -66,9 +68,9 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
     })
 }
 
-/// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
-/// given. With sums_by_caller this also says that the bucket's sum is complete. On a GPU with sums_by_caller, call
-/// instep_stepper_bucket_ready_after instead.
+/// Hands over all parameters of a bucket. Buckets in the caller's memory are numbered in the order of
+/// instep_memory.buckets. With sums_by_caller, the call also says that the bucket's sum is complete. On a GPU with
+/// sums_by_caller, call instep_stepper_bucket_ready_after instead.
 ///
 /// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
 #[unsafe(no_mangle)]
@@ -84,10 +86,10 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
 }
 
 /// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
-/// or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
-/// last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
-/// recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so the event may be
-/// destroyed or recorded again after the call.
+/// or CUevent). The caller must have recorded the event in this pass, after the bucket's sum. The sum must come after
+/// the pass's last write of a gradient in the bucket, and after its last read of a parameter in the bucket. If the
+/// event was never recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so
+/// the event may be destroyed or recorded again after the call.
 ///
 /// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
@@ -112,9 +114,9 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     })
 }
 
-/// Declares parameters for which no rank has a gradient, so the open pass does not step them. All ranks must declare
-/// the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
-/// INSTEP_UNUSED_SKIP, which finds unused parameters itself.
+/// Declares parameters for which no rank has a gradient, so that the open pass does not step them. All ranks must
+/// declare the same parameters, before they hand them over. If such a parameter's gradient was written, the gradient is
+/// discarded. With INSTEP_UNUSED_SKIP the call is refused, because the stepper then finds unused parameters itself.
 ///
 /// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
@@ -133,13 +135,13 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over. The option `unused` says what happens to parameters
-/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
-/// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
-/// completed or abandoned.
+/// Closes the pass. A parameter with a written gradient is handed over, if the caller has not done so. The option
+/// `unused` says what happens to parameters without a gradient. With sums_by_caller, only the caller's hand-over says
+/// that a bucket's sum is complete. The call therefore returns INSTEP_ORDER if a bucket has written gradients and was
+/// not handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 ///
-/// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
-/// tensor waits for its bucket.
+/// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access to a
+/// tensor waits for the tensor's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -147,9 +149,10 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
     })
 }
 
-/// Abandons the pass: the gradients of buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that
-/// were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
-/// `out_buckets`. Both pointers may be null.
+/// Abandons the pass. A bucket is launched when its sum and its step are given to the device. The gradients of buckets
+/// that were not launched are discarded. In INSTEP_MODE_EAGER, the launched buckets stay stepped. Their count is
+/// written to `*out_count`, and the numbers of the first `capacity` of them to `out_buckets`. Both pointers may be
+/// null.
 ///
 /// Any thread may call it, one at a time. It waits only if the pass broadcasts parameters. All ranks must abandon the
 /// pass after the same bucket.

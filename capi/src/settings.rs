@@ -1,4 +1,5 @@
-//! A stepper between passes: hyperparameters, frozen parameters, step counts, and the outcome of the last pass.
+//! Settings and results of a stepper: hyperparameters, frozen parameters, step counts, loss scale, and the outcome of
+//! the last pass.
 //!
 //! Each function calls one function of the Rust library.
 #![allow(unsafe_code)]
@@ -15,7 +16,7 @@ use crate::optimizer::{build, changes, instep_hyper, instep_optimizer, keywords,
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// The device's decisions about a pass.
+/// The decisions about one pass, such as its clip coefficient and whether it was skipped.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_pass_status {
@@ -134,8 +135,8 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
     })
 }
 
-/// Reads how many updates a parameter has had, and NAdam's product of momenta (1 for other optimizers). Either pointer
-/// may be null.
+/// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
+/// optimizers, `*out_carried` is 1. Either pointer may be null.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
@@ -164,8 +165,8 @@ pub unsafe extern "C" fn instep_stepper_progress(
 }
 
 /// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library. For
-/// NAdam with a count above 0, `carried` is the product of momenta. Otherwise it is 1. A count of 2^63 or more is
-/// refused. All ranks set the same values.
+/// NAdam with a count above 0, `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63
+/// or more is refused. All ranks set the same values.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
@@ -185,8 +186,8 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
 
 /// Reads the loss scale of the open pass, or, between passes, the scale of the next pass.
 ///
-/// Any thread may call it, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it
-/// after forward.
+/// Any thread may call it, one at a time. With the option loss_scaler it waits for the decision of the previous pass,
+/// so call it only after forward.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_loss_scale(
     stepper: *mut instep_stepper,
@@ -202,11 +203,11 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads the norm of the last pass's gradients over all groups that are clipped together with `group`, and whether this
-/// norm is known. If `group` is null, this is the group "default". If the group is clipped alone, the result is the
-/// norm of this group. If the group is not clipped, the result is the norm of all groups that are not clipped.
-/// Otherwise the result is the norm in instep_pass_status. The result is not known while the norm in instep_pass_status
-/// is not known. After instep_stepper_rebuild_buckets it is not known until the next pass.
+/// Reads a norm of the last pass's averaged gradients, and whether this norm is known. If `group` is null, this is the
+/// group "default". If the group is clipped alone, the norm covers only this group. If the group is not clipped, the
+/// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. The norm is not known
+/// while the norm in instep_pass_status is not known. After instep_stepper_rebuild_buckets it is not known until the
+/// next pass.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
@@ -230,8 +231,8 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
     })
 }
 
-/// Reads the decisions about a pass. If `waits` is 1, this is the last pass. If `waits` is 0, it is the newest pass
-/// that is known to have ended.
+/// Reads the decisions about a pass. If `waits` is 1, they are those of the last pass. If `waits` is 0, they are those
+/// of the newest pass that is known to have ended.
 ///
 /// Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
 /// steps. If `waits` is 0, it never waits.

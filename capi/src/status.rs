@@ -1,4 +1,4 @@
-//! Status codes: what a caller can do about an error of the Rust library, as one number.
+//! Status codes. A code is a number from which a C program can choose what to do about an error of the Rust library.
 //!
 //! Each variant of `instep::Error` has one code. Codes keep their numbers in all later versions. New codes come last.
 
@@ -38,23 +38,26 @@ pub const INSTEP_UNAVAILABLE: instep_status = 10;
 pub const INSTEP_DEVICE: instep_status = 11;
 /// A collective failed, ranks differ, a rank is lost, or the deadline has passed.
 pub const INSTEP_COLLECTIVE: instep_status = 12;
-/// The self-test of the compiled kernels fails, because they round differently. Nothing has changed.
+/// The self-test of the compiled kernels failed, because they do not round as the library requires. Nothing has
+/// changed.
 pub const INSTEP_ARITHMETIC: instep_status = 13;
-/// A checkpoint is damaged, or belongs to another model. The text says whether anything has changed.
+/// A checkpoint is damaged, or belongs to another model. The text of instep_last_error says whether anything has
+/// changed.
 pub const INSTEP_CHECKPOINT: instep_status = 14;
 /// A file could not be opened, read or written.
 pub const INSTEP_FILE: instep_status = 15;
-/// An earlier failure ended this stepper or step. The text says which failure. Free the handle.
+/// An earlier failure ended this stepper or bucket step. The text of instep_last_error names that failure. Free the
+/// handle.
 pub const INSTEP_POISONED: instep_status = 16;
 /// The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
 /// report the bug.
 pub const INSTEP_PANIC: instep_status = 17;
 /// A callback threw a C++ exception, and instep::caught of this header has caught it.
 pub const INSTEP_THREW: instep_status = 18;
-/// A failure for which this version has no code. The text describes it.
+/// A failure for which this version has no code. The text of instep_last_error describes it.
 pub const INSTEP_OTHER: instep_status = 19;
 
-/// The names, in the order of the codes.
+/// The names of the codes, in the order of their numbers.
 const NAMES: [&std::ffi::CStr; 20] = [
     c"INSTEP_OK",
     c"INSTEP_NULL",
@@ -78,12 +81,12 @@ const NAMES: [&std::ffi::CStr; 20] = [
     c"INSTEP_OTHER",
 ];
 
-/// The name of a code.
+/// Returns the name of a code.
 pub(crate) fn name(status: instep_status) -> &'static std::ffi::CStr {
     usize::try_from(status).ok().and_then(|index| NAMES.get(index)).copied().unwrap_or(c"unknown status")
 }
 
-/// Why a call failed.
+/// The status and the text of a call that failed.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) status: instep_status,
@@ -97,7 +100,7 @@ impl Fault {
         Fault { status, text: text.to_string() }
     }
 
-    /// Makes a fault of an argument: `<thing>: <what is wrong>; <what to do>`.
+    /// Makes the fault for a wrong argument. Its text is `<thing>: <what is wrong>; <what to do>`.
     pub(crate) fn argument(
         thing: &str,
         wrong: impl std::fmt::Display,

@@ -1,6 +1,7 @@
-//! Steppers: options, creation, and the end.
+//! Steppers: their creation and their end.
 //!
-//! A handle has a `Stepper` of the host or of a GPU. Each function works for both (`pass.rs`, `access.rs`).
+//! The object of a handle is a `Stepper` on the host or on a GPU. Each function works for both, also in `pass.rs` and
+//! `access.rs`.
 #![allow(unsafe_code)]
 
 use instep::cuda::{Cuda, CudaDevice};
@@ -17,24 +18,24 @@ use crate::options::{Groups, Types, cuda as open};
 use crate::status::{Fault, Result, instep_status};
 use crate::stepper_options::{configured, instep_stepper_options};
 
-/// A rank's training: parameters, gradients and states, and the passes that step them.
+/// The training of one rank: its parameters, gradients and states, and the passes that step the parameters.
 ///
-/// The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
-/// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), only the thread that created the stepper may
-/// use the stepper.
+/// The caller owns it until instep_stepper_free. Any thread may use it, but only one at a time: a second thread gets
+/// INSTEP_BUSY. If compute_stream is the per-thread default stream (the value 2), only the thread that created the
+/// stepper may use the stepper.
 pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
 
-/// A stepper with its properties.
+/// A stepper, with the properties that calls look up.
 pub(crate) struct Training {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
     pub(crate) types: Vec<Types>,
     pub(crate) copy: Option<DType>,
-    /// Each group with its optimizer's name.
+    /// The name of each group, and the name of its optimizer.
     pub(crate) optimizers: Vec<(String, &'static str)>,
-    /// The caller's collective, which is released at the end.
+    /// The caller's collective. instep_stepper_free releases it.
     collective: Option<Foreign>,
 }
 
@@ -43,7 +44,7 @@ pub(crate) enum Engine {
     Cuda(Box<Stepper<CudaDevice>>),
 }
 
-/// Runs an expression on the stepper of either device.
+/// Evaluates an expression on a stepper, on the host or on a GPU.
 macro_rules! on_any {
     ($engine:expr, $stepper:ident => $body:expr) => {
         match $engine {
@@ -55,7 +56,7 @@ macro_rules! on_any {
 
 pub(crate) use on_any;
 
-/// Creates a stepper. `*out_stepper` is written if it succeeds.
+/// Creates a stepper. If the call succeeds, it writes the handle to `*out_stepper`.
 ///
 /// Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
 /// first pass.
@@ -75,8 +76,8 @@ pub unsafe extern "C" fn instep_stepper_create(
 }
 
 /// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
-/// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
-/// steppers end with an error. Null is allowed and does nothing.
+/// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open. In this case the stepper is freed, and the
+/// other ranks' steppers end with an error. Null is allowed and does nothing.
 ///
 /// Any thread may call it, one at a time. If a queued sum needs other ranks, the call waits for them up to the
 /// deadline.

@@ -1,6 +1,6 @@
-//! Options of a stepper, and the builder that has them.
+//! Options of a stepper, and how they are set on the Rust library's builder.
 //!
-//! Numbers are looked up here. The Rust library checks whether options can be combined.
+//! This module looks up the options that integers select. The Rust library checks whether options can be combined.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -70,38 +70,40 @@ pub struct instep_stepper_options {
     pub unused: u32,
     /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
     pub clip: u32,
-    /// The limit of the norm, if `clip` needs one.
+    /// The largest norm, if `clip` is set. Gradients with a larger norm are clipped to it.
     pub max_norm: f64,
     /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
     pub skip_nonfinite: u32,
-    /// The type of a copy of each stepped parameter. 0: none.
+    /// Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
     pub copy: u32,
-    /// Decay rate of moving averages. 0: none are kept.
+    /// Decay rate of the parameters' moving averages. 0: there are no averages.
     pub ema_decay: f64,
     /// The loss scale, by which steps divide the gradients. 0 means 1.
     pub loss_scale: f64,
     /// A dynamic loss scale instead of loss_scale. Null: none.
     pub loss_scaler: *const instep_loss_scaler,
-    /// Bytes of gradients per bucket. 0: 1 MiB for the first, 25 MiB for the others. Only for buckets in the stepper's
-    /// own memory.
+    /// Bytes of gradients per bucket. 0: 1 MiB for the first bucket, 25 MiB for all others. Only for buckets in the
+    /// stepper's own memory.
     pub bucket_cap_bytes: u64,
-    /// How long a collective waits for other ranks, in milliseconds. 0: the environment variable INSTEP_DEADLINE_MS, or
-    /// 60,000.
+    /// How long a collective waits for other ranks, in milliseconds. 0: the value of the environment variable
+    /// INSTEP_DEADLINE_MS, or 60,000 if it is not set.
     pub deadline_ms: u64,
-    /// Number of kernel threads. 0: the environment variable INSTEP_THREADS, or one per core but at most 1024.
+    /// Number of threads on which kernels run. 0: the value of the environment variable INSTEP_THREADS. If it is not
+    /// set, there is one thread per core, but at most 1024.
     pub threads: u32,
-    /// 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
-    /// 1, the stepper starts no thread.
+    /// 1: the stepper's work runs on the thread that calls the stepper. Kernels still use further threads, unless
+    /// `threads` is 1. If `threads` is 1 too, the stepper starts no thread.
     pub is_inline: u32,
     /// This rank, below world_size.
     pub rank: u32,
-    /// Number of ranks over which gradients are summed. 0 means 1. Steps divide by this number.
+    /// Number of ranks over which gradients are summed. 0 means 1. Steps divide the sums by this number.
     pub world_size: u32,
-    /// Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
+    /// The collective that sums gradients over the ranks. Null: there is only one rank, or sums_by_caller is 1.
     pub collective: *const instep_collective,
     /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
     /// is complete. On a GPU it hands the bucket over with an event after the sum, by
-    /// instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
+    /// instep_stepper_bucket_ready_after. The library then broadcasts nothing, so parameters must be equal on all
+    /// ranks.
     pub sums_by_caller: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,

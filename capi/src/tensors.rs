@@ -1,4 +1,4 @@
-//! The tensors of one step, and the factors in its gradients.
+//! The tensors of one step, and the factors that its gradients contain.
 //!
 //! The library compares lengths with the bucket's length before it uses an address. It cannot check that the memory has
 //! that length.
@@ -13,20 +13,20 @@ use crate::arguments::{Growing, list, read, read_any};
 use crate::codes::zero;
 use crate::status::{Fault, INSTEP_LAYOUT, Result};
 
-/// The most states that an optimizer keeps per element.
+/// The largest number of states that an optimizer has per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// Where one kind of tensor lies: in one range of memory with the bucket's offsets, or in one range per parameter. If
-/// all fields are zero, there is no tensor of this kind.
+/// The memory of one kind of tensor in a bucket, such as its gradients. This is one range of memory with the bucket's
+/// offsets, or one range for each parameter. If all fields are zero, there is no tensor of this kind.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
     /// The first element of the range. Null if each parameter has its own range.
     pub address: *mut c_void,
-    /// The first element of each parameter, in the order of the bucket. Null if there is one range. On a GPU, only
-    /// parameters and gradients may have a range per parameter. If a gradient's address is null, its parameter has no
-    /// gradient in this call. The parameter's tensors and step count then do not change, and norms leave the parameter
-    /// out.
+    /// For each parameter, the first element of its range, in the order of the bucket. Null if there is one range. On a
+    /// GPU, only parameters and gradients may have a range per parameter. If a gradient's address is null, its
+    /// parameter has no gradient in this call. The parameter's tensors and step count then do not change, and norms
+    /// leave the parameter out.
     pub addresses: *const *mut c_void,
     /// The number of elements of the range, or the length of `addresses`. The library compares it with the bucket's
     /// number of elements or of parameters.
@@ -35,21 +35,21 @@ pub struct instep_tensor {
 
 /// The tensors of one step.
 ///
-/// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this lasts until
-/// the stream has passed the step. Addresses are aligned to an element, and no two tensors overlap.
+/// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this holds until
+/// the step on the stream has ended. Addresses must be aligned to an element, and no two tensors may overlap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensors {
     /// sizeof(instep_tensors).
     pub size: usize,
-    /// Parameters, of the precision's type.
+    /// Parameters, in the type that the precision gives.
     pub params: instep_tensor,
-    /// Summed gradients, of the precision's type.
+    /// Summed gradients, in the type that the precision gives.
     pub grads: instep_tensor,
     /// Master weights or remainders, if the precision has them. Before the first step an f32 master holds its
     /// parameter's value, and remainders are zeros.
     pub master: instep_tensor,
-    /// The copy in another type, if the options ask for one. The step only writes it.
+    /// Copies of the parameters in another type, if the options ask for copies. The step only writes them.
     pub copy: instep_tensor,
     /// Moving averages in f32, if the options ask for them.
     pub ema: instep_tensor,
@@ -64,7 +64,8 @@ unsafe impl Growing for instep_tensors {
     const NAME: &'static str = "instep_tensors";
 }
 
-/// The factors in the gradients. The step multiplies each gradient by clip / (world_size * loss_scale). Zeros mean 1.
+/// The factors that the gradients contain, and a clip coefficient. The step multiplies each gradient by clip /
+/// (world_size * loss_scale). A field that is 0 counts as 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scaling {
@@ -109,7 +110,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     }
 }
 
-/// Returns one kind of tensor that every step has. It may be left out if the bucket has no elements.
+/// Returns one kind of tensor that every step needs. It may be missing if the bucket has no elements.
 ///
 /// # Safety
 /// The conditions of [`lent`] hold.

@@ -1,8 +1,8 @@
-//! The C names for those names of the Rust interface that occur in the library's errors.
+//! Replaces names of the Rust interface in error texts by names of the C header.
 //!
-//! A test reads the library's sources and fails if an error has a name without an entry here.
+//! A test reads the library's sources. It fails if an error text has a Rust name that is not listed here.
 
-/// Names of Rust, and the C name of each. If a name is a prefix of another, the longer one comes first.
+/// Names of the Rust interface, each with its C name. If a name is a prefix of another, the longer name comes first.
 const WORDS: [(&str, &str); 22] = [
     ("Borrowed::param", "instep_memory.params"),
     ("Clip::Global", "INSTEP_CLIP_GLOBAL"),
@@ -44,8 +44,8 @@ mod tests {
 
     use super::*;
 
-    /// Names that appear in errors of features without a C function. Examples are strategies, offload, captured passes,
-    /// custom and second optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
+    /// Names in error texts of features that the C library does not have. Such features are strategies, offload,
+    /// captured passes, custom and second optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
     const UNREACHED: [&str; 19] = [
         "Accumulation::Local",
         "Cuda::compute_stream",
@@ -81,13 +81,13 @@ mod tests {
         }
     }
 
-    /// The texts in quotes, without the code between them.
+    /// Returns the texts in double quotes, without the code between them.
     fn quoted(source: &str) -> impl Iterator<Item = &str> {
         let lines = source.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
         lines.flat_map(|line| line.split('"').skip(1).step_by(2))
     }
 
-    /// Paths of Rust in a text, as `Type::member`.
+    /// Returns the Rust paths in a text, such as `Type::member`.
     fn paths(text: &str) -> Vec<&str> {
         let is_name = |c: char| c.is_alphanumeric() || c == '_';
         let of = |(at, _): (usize, &str)| {

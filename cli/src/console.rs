@@ -1,6 +1,6 @@
-//! Standard output, as text or as one JSON object.
+//! Writes text or one JSON object to standard output.
 //!
-//! A closed pipe is not an error here. `println!` would panic.
+//! A closed pipe is not an error here, but `println!` would panic on it.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use crate::Failure;
 /// Writes to standard output, and ignores a closed pipe.
 ///
 /// # Errors
-/// `File` if the output cannot be written for another reason.
+/// `File` if the output cannot be written for another reason than a closed pipe.
 pub fn print(text: &str) -> Result<(), Failure> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -1,6 +1,6 @@
-//! The environment variables that the library and this command read, used to detect misspelt ones.
+//! Lists the environment variables that the library and this command read, and detects misspelt names.
 //!
-//! A name that resembles none of them is ignored. A test checks that the list is complete.
+//! A name that resembles no variable of the list is ignored. A test checks that the list is complete.
 
 use strsim::osa_distance;
 
@@ -18,11 +18,11 @@ const KNOWN: [&str; 10] = [
     "INSTEP_THREADS",
 ];
 
-/// The largest number of wrong letters in a name that is reported as misspelt.
+/// A name with more wrong letters than this number is not reported as misspelt.
 const MOST_EDITS: usize = 2;
 
-/// Returns a line for each misspelt name. Such a name begins with `INST`, and differs from a variable by at most two
-/// letters, or only in case. A difference in case does not count as a letter.
+/// Returns a line for each misspelt name. A misspelt name begins with `INST`, and differs from the name of a variable
+/// by at most two letters. Upper and lower case of a letter count as the same letter.
 pub fn misspelt(names: impl Iterator<Item = String>) -> Vec<String> {
     let ours =
         names.filter(|name| name.to_uppercase().starts_with("INST") && !KNOWN.contains(&name.as_str()));

@@ -9,13 +9,13 @@ use std::path::Path;
 /// The error of every command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The configuration breaks a rule of the README.
+    /// The configuration, or an option of `plan`, breaks a rule of the README.
     #[error("config: {0}")]
     Config(String),
     /// The tensor file is broken, or does not fit the configuration.
     #[error("{0}")]
     Tensors(String),
-    /// A bench computed a wrong result, or its options do not fit together or do not fit `--device`.
+    /// A bench computed a wrong result, or options of `bench` do not fit together or do not fit `--device`.
     #[error("bench: {0}")]
     Bench(String),
     /// A file could not be read or written.
@@ -26,7 +26,7 @@ pub enum Failure {
         /// The system's reason.
         error: io::Error,
     },
-    /// The library refused or failed.
+    /// An error of the library.
     #[error(transparent)]
     Library(instep::Error),
 }
@@ -47,8 +47,8 @@ impl Failure {
         Failure::Config(format!("{thing}: {wrong}; {remedy}"))
     }
 
-    /// Makes an error about JSON that does not parse. The parser's messages name Rust's types, which a user does not
-    /// know.
+    /// Makes an error about JSON that does not parse. The parser's message may contain names of Rust types, which a
+    /// user does not know. These names are replaced by plain words.
     pub(crate) fn json(error: &serde_json::Error) -> Failure {
         let types = [
             ("usize", "a whole number"),

@@ -1,7 +1,7 @@
-//! `instep info`: what a stepper would use on this machine, what else is available, and what is missing.
+//! `instep info`: prints what a stepper would use on this machine, what else is available, and what is missing.
 //!
-//! It builds a stepper and prints the stepper's values, so the output shows what really runs. The README of this crate
-//! documents the keys of `--json`. Later versions may add keys, but never change one.
+//! The command builds a stepper as a trainer would, so the output shows what really runs. The README of this crate
+//! documents the keys of `--json`. Later versions may add keys, but do not change existing ones.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -48,7 +48,7 @@ struct Choice<T> {
 #[derive(Serialize)]
 struct GpuKernels {
     names: Vec<String>,
-    /// Embedded bytes by architecture.
+    /// The size of the embedded kernels in bytes, by GPU architecture.
     bytes: BTreeMap<String, u64>,
     #[serde(skip)]
     text: String,
@@ -63,7 +63,7 @@ struct Missing {
 /// Runs the command.
 ///
 /// # Errors
-/// `Library` if a variable or the kernels are unusable.
+/// `Library` if an environment variable has an unusable value, or if the kernels are unusable.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let report = Report::collect()?;
     if arguments.json {

@@ -1,7 +1,7 @@
-//! The subcommands of `instep` as functions, which tests and the fuzzer call without a process.
+//! The subcommands of `instep`, as functions. Tests and the fuzzer call these functions without starting a process.
 //!
-//! They use only the library's public interface. No input makes them panic. They never allocate more memory than the
-//! length of a file justifies.
+//! The functions use only the library's public interface. No input makes them panic. A short file never makes them
+//! allocate much memory.
 
 pub mod bench;
 pub mod console;

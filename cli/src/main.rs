@@ -1,7 +1,8 @@
-//! The `instep` command: one subcommand per module of the library part, and the exit codes.
+//! The `instep` command: parses the arguments, calls the function of a subcommand, and returns the exit code.
 //!
-//! 0 is success. 1 means that `diff` or `plan --measure` found a difference. 2 means that something was refused, and
-//! stderr has one line that names the cause. The command never panics, not even if its output is a closed pipe.
+//! Exit code 0 means success. Code 1 means that `diff` or `plan --measure` found a difference. Code 2 means that the
+//! command failed or was refused, and stderr has one line that names the cause. The command never panics, not even if
+//! its output is a closed pipe.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 """Fused optimizer steps over whole gradient buckets, overlapped with backward.
 
-``instep.torch`` is for PyTorch users, ``instep.deepspeed`` has the op of DeepSpeed's CPU Adam, and ``instep.bench`` times
-steps. Only these three import torch. This module lists the optimizers of the library.
+``instep.torch`` is for PyTorch users, ``instep.deepspeed`` replaces the op of DeepSpeed's CPU Adam, and
+``instep.bench`` times steps. Only these three import torch. This module lists the optimizers of the library.
 """
 
 import importlib
@@ -23,7 +23,7 @@ Hyperparameter = Union[float, bool, tuple[float, float]]
 
 
 def __getattr__(name: str) -> object:
-    """Imports ``instep.torch`` at its first use, so that programs without it need no torch."""
+    """Imports ``instep.torch`` at its first use, so that programs that do not use it need no torch."""
     if name == "torch":
         return importlib.import_module("instep.torch")
     raise AttributeError(f"module 'instep' has no attribute {name!r}")

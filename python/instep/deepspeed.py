@@ -22,11 +22,12 @@ UNCORRECTED = 2.0**60
 
 
 class Op:
-    """The result of ``CPUAdamBuilder().load()``: the same functions, with the same arguments.
+    """Replaces the op that ``CPUAdamBuilder().load()`` returns. It has the same functions, with the same arguments.
 
     Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
     float32, bfloat16 or float16, and states float32 or bfloat16. Other functions, such as those of ZenFlow, come from
-    DeepSpeed's own op, which DeepSpeed compiles at the first use of one of them. That op then knows the same optimizers.
+    DeepSpeed's own op, which DeepSpeed compiles at the first use of one of them. The same optimizers are then created
+    in that op too.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -45,7 +46,9 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``: each step gets its own numbers."""
+        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``, because the numbers are passed
+        again to each step.
+        """
         self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode
         if self._own is not None:
             self._own.create_adam(optimizer_id, *self._created[optimizer_id], False)
@@ -54,7 +57,7 @@ class Op:
         return 0
 
     def destroy_adam(self, optimizer_id: int) -> int:
-        """Forgets an optimizer, if it is known."""
+        """Removes an optimizer, if there is one with this number."""
         self._created.pop(optimizer_id, None)
         if self._own is not None:
             self._own.destroy_adam(optimizer_id)
@@ -77,8 +80,8 @@ class Op:
     ) -> int:
         """Makes one update of a parameter. ``step`` is the number of this update, counted from 1.
 
-        If a tensor or a number does not fit, raises ``ValueError`` or ``NotImplementedError`` before anything is written. The
-        error names the tensor or number as in ``instep.torch.functional``.
+        If a tensor or a number is not allowed, this raises ``ValueError`` or ``NotImplementedError`` before anything is
+        written. The error names the tensor or number as in ``instep.torch.functional``.
         """
         numbers = lr, (beta1, beta2), eps, weight_decay, False, False
         lists = [params], [grads], None, [exp_avg], [exp_avg_sq]

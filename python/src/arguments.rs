@@ -1,6 +1,6 @@
-//! Addresses, factors and formats as Python passes them.
+//! Reads addresses, factors and formats from Python's arguments.
 //!
-//! Formats have PyTorch's names if it has them. An unknown name is refused with a list of the known ones.
+//! Formats have PyTorch's names if PyTorch has them. An unknown name is refused, and the error lists the known names.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -37,9 +37,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
     }
 }
 
-/// The addresses of the tensors of one step. Each parameter and each gradient has its own address, and every other
-/// tensor is one array for the whole arena. A gradient with the address 0 is missing: its parameter is skipped.
-/// `counts` and `carried` are the addresses of vectors with a number per parameter of the arena, or 0.
+/// The addresses of the tensors of one step. Each parameter and each gradient has its own address. Every other tensor
+/// is one array for the whole arena. A gradient with the address 0 is missing, and its parameter is skipped. `counts`
+/// and `carried` are the addresses of two vectors, or 0 if there is no such vector. A vector has one number for each
+/// parameter of the arena.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -54,7 +55,7 @@ pub(crate) struct Bound {
 
 impl Bound {
     /// # Safety
-    /// Every address is valid for its tensor by the contract of [`Lent::at`]. `instep.torch` guarantees this.
+    /// Every address is valid for its tensor, as [`Lent::at`] requires. `instep.torch` guarantees this.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn tensors(&self) -> StepTensors<'_> {
         // SAFETY: the caller's promise.
@@ -72,10 +73,10 @@ impl Bound {
         !self.grads.0[param].is_null()
     }
 
-    /// Writes a parameter's progress into its row of the vectors.
+    /// Writes a parameter's count and carried number into the parameter's row of `counts` and `carried`.
     ///
     /// # Safety
-    /// Each address of a vector is 0, or leads to a vector that has this row and that nothing else touches.
+    /// A vector with an address other than 0 has this row, and nothing else touches the vector.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn write_progress(&self, row: usize, count: u64, carried: f64) {
         // SAFETY: the caller's promise.
@@ -98,10 +99,11 @@ impl Bound {
     }
 }
 
-/// Reads a row of the vectors of counts and carried numbers. A vector at address 0 is missing.
+/// Reads one row of the vector of counts and of the vector of carried numbers. Returns `None` for a vector with the
+/// address 0.
 ///
 /// # Safety
-/// The vectors have this row, and nothing else touches them.
+/// A vector with an address other than 0 has this row, and nothing else touches the vector.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn progress_in(counts: usize, carried: usize, row: usize) -> (Option<f32>, Option<f64>) {
     // SAFETY: the caller's promise.
@@ -113,13 +115,14 @@ pub(crate) unsafe fn progress_in(counts: usize, carried: usize, row: usize) -> (
     }
 }
 
-/// The factors in the gradients: ranks, loss scale, and the addresses of GradScaler's two tensors, or 0.
+/// The factors that the gradients contain: the number of ranks and the loss scale. The last two fields are the
+/// addresses of GradScaler's scale and `found_inf`, or 0 without a GradScaler.
 #[derive(FromPyObject)]
 pub(crate) struct Factors(u32, f64, usize, usize);
 
 impl Factors {
     /// # Safety
-    /// Both addresses are 0 or valid, by the contract of [`Scaling::grad_scaler`].
+    /// Each of the two addresses is 0, or is valid as [`Scaling::grad_scaler`] requires.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn scaling(&self) -> Scaling {
         let Factors(world_size, loss_scale, scale, found_inf) = *self;
@@ -130,7 +133,7 @@ impl Factors {
     }
 }
 
-/// Reads the words for a step's formats.
+/// Converts the names of a step's formats to a precision.
 pub(crate) fn precision([param, grad, master, moments]: [&str; 4], seed: Option<u64>) -> PyResult<Precision> {
     let dtype =
         |word| one_of(word, [("float32", DType::F32), ("bfloat16", DType::BF16), ("float16", DType::F16)]);
@@ -150,7 +153,7 @@ pub(crate) fn precision([param, grad, master, moments]: [&str; 4], seed: Option<
     })
 }
 
-/// Reads the word that says what a step does to gradients.
+/// Converts the name of what a step does to gradients: `keep`, `zero` or `average`.
 pub(crate) fn gradients(word: &str) -> PyResult<Gradients> {
     one_of(word, [("keep", Gradients::Keep), ("zero", Gradients::Zero), ("average", Gradients::Average)])
 }

@@ -1,6 +1,7 @@
-//! Pools and GPUs that all steps of a process share, and the process that they belong to.
+//! Thread pools and GPUs. All steps of a process share them.
 //!
-//! Threads do not survive a fork, so a step remembers the process that made it.
+//! Threads do not survive a fork. An object therefore stores the process that made it, and refuses calls in a forked
+//! child.
 
 use std::collections::HashMap;
 use std::process;
@@ -14,15 +15,16 @@ use pyo3::exceptions::PyRuntimeError;
 use crate::errors::raised;
 use crate::openmp::OpenMp;
 
-/// A process, a number of threads, and the address of an OpenMP runtime's `GOMP_parallel` or 0.
+/// The key of a pool: the process, the number of threads, and the address of `GOMP_parallel` (0 without an OpenMP
+/// runtime).
 type Threads = (u32, usize, usize);
 
 static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
 /// The opened GPUs by process and ordinal.
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
-/// Returns a pool of this number of threads. If there is an OpenMP runtime, these are its threads. Otherwise the pool
-/// has its own threads, which start with the first step that needs them.
+/// Returns a pool of this number of threads. With an OpenMP runtime, the pool uses the runtime's threads. Otherwise the
+/// pool has its own threads. They start with the first step that needs them.
 pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();
@@ -59,7 +61,7 @@ impl Owner {
         Owner(process::id())
     }
 
-    /// Whether the calling process is a forked child.
+    /// Returns whether the calling process is a forked child of this process.
     pub(crate) fn is_elsewhere(self) -> bool {
         self.0 != process::id()
     }

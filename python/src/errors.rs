@@ -1,12 +1,13 @@
-//! Errors as Python's own exceptions: a wrong value is a `ValueError`, a missing ability a `NotImplementedError`.
+//! Converts the library's errors to Python's own exceptions.
 //!
-//! The text stays as the library wrote it.
+//! A wrong value is a `ValueError`, and an unsupported request is a `NotImplementedError`. The text of the error does
+//! not change.
 
 use instep::Error;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 
-/// Turns an error into the exception that a Python user expects, with its text.
+/// Converts an error to the exception that a Python user expects.
 pub(crate) fn raised(error: Error) -> PyErr {
     let text = error.to_string();
     match error {

@@ -1,8 +1,8 @@
-//! The native half of the Python package `instep`: one bucket's step and its norm, on addresses, and a step over
-//! lists of tensors.
+//! The native half of the Python package `instep`. It steps a bucket at given addresses, adds a bucket's gradients to a
+//! norm, and steps lists of tensors.
 //!
-//! Python objects stay on the other side: `instep.torch` takes addresses and lengths from tensors that it keeps alive
-//! for each call. This half is useless without that package, and its names are private.
+//! For a bucket, `instep.torch` passes the addresses and lengths of tensors, and keeps these tensors alive during each
+//! call. This module is useless without the Python half of the package, and its names are private.
 
 mod arguments;
 mod device;

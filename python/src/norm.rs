@@ -1,6 +1,6 @@
-//! The norm of the gradients of several buckets as a Python object.
+//! A Python object for the norm of the gradients of several buckets.
 //!
-//! The rules of `step.rs` hold for this object too: one thread at a time, and not in a forked child.
+//! As in `step.rs`, only one thread at a time may use the object, and a forked child may not use it.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -16,7 +16,7 @@ use crate::arguments::Factors;
 use crate::device::{Owner, gpu};
 use crate::errors::raised;
 
-/// Norm and decision over the gradients of any number of buckets.
+/// The norm of the gradients of any number of buckets, and the decision whether to clip or skip their steps.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Norm {
     owner: Owner,
@@ -40,13 +40,13 @@ impl Norm {
         Ok(Norm { owner: Owner::current(), block: ManuallyDrop::new(Mutex::new(block)) })
     }
 
-    /// Begins a new norm, with the factors that all these gradients have.
+    /// Begins a new norm. All gradients of the norm have these factors.
     fn begin(&self, py: Python<'_>, factors: Factors, stream: usize) -> PyResult<()> {
         let mut block = self.lock()?;
         let block = &mut *block;
         py.detach(|| {
-            // SAFETY: the Python half keeps GradScaler's tensors alive during the call; on a GPU, until the stream has
-            // passed it.
+            // SAFETY: the Python half keeps GradScaler's tensors alive during the call. On a GPU, it keeps them alive
+            // until the stream has run the call's work.
             unsafe {
                 match block {
                     Block::Host(norm) => norm.begin(factors.scaling()),
@@ -57,8 +57,8 @@ impl Norm {
         .map_err(raised)
     }
 
-    /// Returns the addresses of the sum's limbs and of the largest magnitude, to combine them over ranks. On a GPU the
-    /// stream waits for the norm's last call.
+    /// Returns the address of the sum's limbs and the address of the largest magnitude. The caller may combine these
+    /// numbers over ranks. On a GPU, `stream` waits for the norm's last call.
     fn sum(&self, stream: usize) -> PyResult<(usize, usize)> {
         match &mut *self.lock()? {
             Block::Host(norm) => {
@@ -94,7 +94,7 @@ impl Norm {
         .map_err(raised)
     }
 
-    /// Returns the decision: norm, clip coefficient, whether the steps were skipped. On a GPU it waits.
+    /// Returns the norm, the clip coefficient, and whether the steps are skipped. On a GPU, waits for the decision.
     fn decision(&self, py: Python<'_>) -> PyResult<(f64, f64, bool)> {
         let mut block = self.lock()?;
         let block = &mut *block;

@@ -1,7 +1,8 @@
-//! The threads of an OpenMP runtime that runs PyTorch's own loops.
+//! Runs steps on the threads of the OpenMP runtime that runs PyTorch's own loops.
 //!
-//! They spin after each of torch's loops, on the cores that other threads would need. A step therefore uses these
-//! threads. `GOMP_parallel` is the entry of GNU's runtime that compilers call; Intel's and LLVM's have it too.
+//! After each of PyTorch's loops, the runtime's threads spin. If a step had its own threads, they would have to share
+//! the cores with the spinning threads. A step therefore uses the runtime's threads. `GOMP_parallel` is the function of
+//! GNU's runtime that compiled code calls. Intel's and LLVM's runtimes have this function too.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_uint, c_void};
@@ -20,7 +21,7 @@ impl OpenMp {
     /// Returns the OpenMP runtime with `GOMP_parallel` at this address, or `None` if the address is 0.
     ///
     /// # Safety
-    /// The address is 0 or that of `GOMP_parallel`, in a library that stays loaded.
+    /// The address is 0, or it is the address of `GOMP_parallel` in a library that stays loaded.
     pub(crate) unsafe fn at(address: usize) -> Option<OpenMp> {
         let function = with_exposed_provenance::<c_void>(address);
         // SAFETY: the caller's promise; a null pointer is `None`.

@@ -1,6 +1,6 @@
-//! Optimizers by name, and their descriptors as Python values.
+//! Makes optimizers from their names, and converts their descriptors to Python values.
 //!
-//! The library's descriptors are the only list: names, defaults and states come from there.
+//! All names, defaults and states come from the library's descriptors.
 
 use instep::optim::{ALL, Descriptor, Value};
 use instep::{BucketStep, Layout, Optimizer};
@@ -9,8 +9,9 @@ use pyo3::types::PyDict;
 
 use crate::errors::raised;
 
-/// An optimizer's descriptor as a Python tuple. It has name, key, hyperparameters with defaults, name of the carried
-/// number, the hyperparameter that requires f32 states, whether norms of whole parameters scale the change, and source.
+/// An optimizer's descriptor as a Python tuple. The tuple has the name, the key, the hyperparameters with their
+/// defaults, and the name of the carried number. It also has the hyperparameter that requires f32 states, whether norms
+/// of full parameters scale the update, and the source.
 type Described = (
     &'static str,
     String,
@@ -41,18 +42,18 @@ pub(crate) fn descriptors(py: Python<'_>) -> PyResult<Vec<Described>> {
     ALL.iter().map(described).collect()
 }
 
-/// Checks the ranges of these hyperparameters, and returns the names of the states that an optimizer keeps with them.
+/// Checks the ranges of these hyperparameters, and returns the names of the states that the optimizer has with them.
 #[pyfunction]
 pub(crate) fn state_names(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Vec<&'static str>> {
     let optimizer = optimizer(name, hyper)?;
     let names = optimizer.state_names().to_vec();
-    // A builder checks them, as for every step.
+    // The builder checks the hyperparameters, as it does for every step.
     let layout = Layout::builder().param("any", 1).build().map_err(raised)?;
     BucketStep::builder(&layout, optimizer).host().map_err(raised)?;
     Ok(names)
 }
 
-/// Returns the names of all possible states of an optimizer. States that it always has come first.
+/// Returns the names of all states that an optimizer can have. The states that it always has come first.
 #[pyfunction]
 pub(crate) fn all_state_names(name: &str) -> PyResult<Vec<&'static str>> {
     let mut names = Vec::new();
@@ -73,7 +74,8 @@ pub(crate) fn descriptor(name: &str) -> PyResult<&'static Descriptor> {
     })
 }
 
-/// Makes an optimizer of its key and hyperparameters. Their ranges are checked when the step is built.
+/// Makes the optimizer with this key and these hyperparameters. The ranges of the hyperparameters are checked when a
+/// step is built.
 pub(crate) fn optimizer(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Box<dyn Optimizer>> {
     let descriptor = descriptor(name)?;
     let mut optimizer = descriptor.build();

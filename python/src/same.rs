@@ -1,11 +1,11 @@
-//! Whether a `state` has the objects that a step saw last.
+//! Checks whether an optimizer's `state` still consists of the same objects as at the last step.
 //!
-//! It compares only identities, so it runs no code of the objects: neither `__eq__` nor `__hash__`.
+//! The check compares only identities. It never calls the objects' `__eq__` or `__hash__`.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-/// The keys and values of a dict in order, each followed by its own keys and values if it is a dict itself.
+/// Returns the keys and values of a dict, in order. If a value is a dict itself, its own keys and values follow it.
 ///
 /// # Errors
 /// Python's own error if there is no memory left.
@@ -25,7 +25,7 @@ pub(crate) fn objects_of<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> Py
     Ok(objects)
 }
 
-/// Whether [`objects_of`] would return these objects for this dict.
+/// Returns whether [`objects_of`] would return exactly these objects for this dict.
 #[pyfunction]
 pub(crate) fn has_objects(state: &Bound<'_, PyDict>, objects: &Bound<'_, PyList>) -> bool {
     let mut known = objects.iter();

@@ -21,25 +21,26 @@ use crate::norm::{Block, Norm};
 use crate::openmp::OpenMp;
 use crate::optimizers::optimizer;
 
-/// The step of one bucket: parameters of one type on one device, with a hyperparameter group each.
+/// The step of one bucket. The bucket's parameters have one type and are on one device. Each belongs to a
+/// hyperparameter group.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Step {
     owner: Owner,
     ids: Vec<ParamId>,
-    /// The shown count of each parameter.
+    /// For each parameter, where and how its count is shown to Python.
     shown: Vec<Shown>,
-    /// Number of threads that are reading counts. A step waits for them, which takes microseconds.
+    /// The number of threads that are reading counts. A step waits for these threads. The wait takes microseconds.
     readers: AtomicUsize,
     inner: ManuallyDrop<Mutex<Engine>>,
 }
 
-/// The location and form of a parameter's shown count.
+/// Where and how a parameter's count is shown to Python.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// The row in the vectors of the arena.
+    /// The parameter's row in the arena's vectors of counts and carried numbers.
     row: usize,
-    /// The difference between the native count and the visible one. If a count was set to 0, the native count is
-    /// higher, because the next step must still read the states.
+    /// The native count minus the count that Python shows. If Python sets a count to 0, the native count stays above 0,
+    /// because the next step must still read the states.
     ahead: u64,
 }
 
@@ -62,12 +63,14 @@ macro_rules! on_both {
 impl Step {
     /// Builds the step.
     ///
-    /// `groups` are optimizers by key with their hyperparameters. `params` has for each parameter: length, group,
-    /// offset in the arena of `arena` elements, row in its vectors, the difference between the native count and the
-    /// visible one, the number of elements of a row (no block of 8-bit states crosses the end of a row), and the index
-    /// of the first element. `formats` are those of parameters, gradients, masters and states. `openmp` is the address
-    /// of `GOMP_parallel` in the OpenMP runtime that lends its threads, or 0 for threads of our own. `gpu_ordinal` is
-    /// None for the CPU.
+    /// `groups` has an optimizer's key and hyperparameters for each group. `params` has the following numbers for each
+    /// parameter: its length, its group, its offset in the arena, its row in the arena's vectors, the native count
+    /// minus the count that Python shows, the number of elements of a row of the parameter, and the index of its first
+    /// element among the elements of all full parameters. No block of 8-bit states crosses the end of a row. `arena` is
+    /// the number of elements of the arena. `formats` has the formats of parameters, gradients, masters and states.
+    /// `after` says what the step does to gradients. `openmp` is the address of an OpenMP runtime's `GOMP_parallel`:
+    /// the step uses the runtime's threads. If `openmp` is 0, the step uses its own threads. `gpu_ordinal` is None for
+    /// the CPU.
     #[new]
     #[pyo3(signature = (groups, params, arena, formats, seed, after, threads, openmp, gpu_ordinal))]
     #[allow(clippy::too_many_arguments)]
@@ -122,8 +125,8 @@ impl Step {
         let mut inner = self.lock(py)?;
         let engine = &mut *inner;
         py.detach(move || {
-            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the stream
-            // has passed it.
+            // SAFETY: the Python half keeps every tensor alive during the call, and no other code uses the tensors. On
+            // a GPU, this holds until the stream has run the call's work.
             unsafe {
                 match engine {
                     Engine::Host(step) => {
@@ -144,8 +147,8 @@ impl Step {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
-            // stream has passed it.
+            // SAFETY: the Python half keeps every tensor alive during the call, and no other code uses the tensors. On
+            // a GPU, this holds until the stream has run the call's work.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => step.add_norm(&tensors.gradients(), norm),
@@ -159,13 +162,13 @@ impl Step {
         .map_err(raised)
     }
 
-    /// Steps the bucket as a norm has decided.
+    /// Steps the bucket. The step is clipped or skipped as `norm` has decided.
     fn step_decided(&self, py: Python<'_>, tensors: Addresses, norm: &Norm, stream: usize) -> PyResult<()> {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
-            // stream has passed it.
+            // SAFETY: the Python half keeps every tensor alive during the call, and no other code uses the tensors. On
+            // a GPU, this holds until the stream has run the call's work.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => {
@@ -182,8 +185,9 @@ impl Step {
         .map_err(raised)
     }
 
-    /// Raises if the vectors at these addresses differ from the progress that the step on the CPU has written. Other
-    /// code has then written them past PyTorch's version counter, and a step would ignore these writes.
+    /// Raises an error if the vectors at these addresses differ from the counts and carried numbers that the last step
+    /// on the CPU wrote. In that case, other code has written to the vectors without an increment of PyTorch's version
+    /// counter. The next step would ignore that write.
     fn refuse_written(&self, py: Python<'_>, counts: usize, carried: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
         let Engine::Host(step) = &mut *inner else { return Ok(()) };
@@ -206,7 +210,7 @@ impl Step {
         on_both!(&mut *inner, step => step.set_optimizer(&format!("{group}"), &*optimizer)).map_err(raised)
     }
 
-    /// Returns the updates that each parameter has had, and the number that its optimizer carries.
+    /// Returns two numbers for each parameter: its number of updates, and the number that its optimizer carries.
     fn progress(&self, py: Python<'_>) -> PyResult<Vec<(u64, f64)>> {
         self.owner.refuse_child()?;
         let _reading = Reading::new(&self.readers);
@@ -227,7 +231,7 @@ impl Step {
             .map_err(raised)
     }
 
-    /// Sets the updates that each parameter has had, and the number that its optimizer carries.
+    /// Sets two numbers for each parameter: its number of updates, and the number that its optimizer carries.
     fn set_progress(&self, py: Python<'_>, progress: Vec<(u64, f64)>) -> PyResult<()> {
         if progress.len() != self.ids.len() {
             return Err(PyValueError::new_err("progress: not one for each parameter"));
@@ -240,7 +244,7 @@ impl Step {
 }
 
 impl Step {
-    /// Writes the progress of the parameters that a step did not skip.
+    /// Writes the counts and carried numbers of all parameters with a gradient into the arena's vectors.
     ///
     /// # Safety
     /// The conditions of [`Addresses::write_progress`] hold.
@@ -255,7 +259,8 @@ impl Step {
         Ok(())
     }
 
-    /// Locks the engine, and waits only for readers.
+    /// Locks the engine. Waits only for threads that are reading counts. Raises an error if another thread uses the
+    /// engine in another way.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;
         loop {
@@ -280,7 +285,7 @@ impl Drop for Step {
     }
 }
 
-/// Counts a reader for as long as it lives.
+/// Counts a thread as a reader until this value is dropped.
 struct Reading<'a>(&'a AtomicUsize);
 
 impl<'a> Reading<'a> {

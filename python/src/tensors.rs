@@ -1,7 +1,8 @@
-//! Tensors as Python passes them: the address, type, shape and strides of each.
+//! Reads the address, type, shape and strides of each tensor that Python passes.
 //!
-//! PyTorch 2.9 and later fills DLPack's struct through a table of C functions. With older versions, attributes are read
-//! one by one. No data about a tensor is kept between two calls.
+//! PyTorch 2.9 and later has a table of C functions, one of which describes a tensor by DLPack's struct. With older
+//! versions, the attributes of the Python object are read one by one. Nothing about a tensor is stored between two
+//! calls.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
@@ -30,7 +31,7 @@ struct Described {
 
 type Describe = unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int;
 
-/// DLPack's `DLPackExchangeAPI`, as far as it is used here.
+/// The first fields of DLPack's `DLPackExchangeAPI`. Later fields are not used here.
 #[repr(C)]
 struct Exchange {
     major: u32,
@@ -62,7 +63,8 @@ pub(crate) struct View<'a> {
 /// Reads tensors.
 pub(crate) struct Reader {
     tensor: Py<PyType>,
-    /// The types of tensors that have their own memory.
+    /// The addresses of the types `torch.Tensor` and `torch.nn.Parameter`. An object of one of these types needs no
+    /// further check that it is a tensor.
     plain: [usize; 2],
     describe: Option<Describe>,
 }
@@ -132,13 +134,14 @@ impl View<'_> {
         self.shape.iter().map(|size| *size as u64).product()
     }
 
-    /// Whether the elements lie in the order of another tensor of this shape. Sizes of 1 have no order.
+    /// Returns whether the elements lie in memory in the same order as the elements of `other`, which has the same
+    /// shape. The strides of dimensions of size 1 do not matter.
     pub(crate) fn lies_as(&self, other: &View<'_>) -> bool {
         let pairs = self.strides.iter().zip(&*other.strides);
         pairs.zip(&*self.shape).all(|((own, stride), size)| own == stride || *size <= 1)
     }
 
-    /// Whether the elements fill one run of memory, in any order of dimensions.
+    /// Returns whether the elements fill one range of memory without gaps. The dimensions may be in any order.
     pub(crate) fn is_dense(&self) -> bool {
         let sizes = || self.shape.iter().copied().zip(self.strides.iter().copied());
         let mut expected = 1;
@@ -162,8 +165,8 @@ impl View<'_> {
 }
 
 impl Reader {
-    /// Takes the types `torch.Tensor` and `torch.nn.Parameter`, and the former's `__dlpack_c_exchange_api__` if it has
-    /// one.
+    /// Makes a reader. `tensor` is the type `torch.Tensor`, and `parameter` is the type `torch.nn.Parameter`.
+    /// `exchange` is the attribute `__dlpack_c_exchange_api__` of `torch.Tensor`, if it has this attribute.
     pub(crate) fn new(
         tensor: Py<PyType>,
         parameter: &Bound<'_, PyType>,
@@ -186,13 +189,13 @@ impl Reader {
         }
     }
 
-    /// Whether an object is a tensor.
+    /// Returns whether an object is a tensor.
     pub(crate) fn is_tensor(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         let is_plain = self.plain.contains(&(object.get_type_ptr() as usize));
         Ok(is_plain || object.is_instance(self.tensor.bind(object.py()))?)
     }
 
-    /// Reads a tensor. `name` is for errors.
+    /// Reads a tensor. `name` returns the tensor's name for error texts.
     pub(crate) fn read<'a>(
         &self,
         tensor: &'a Bound<'_, PyAny>,
@@ -219,8 +222,8 @@ impl Reader {
 
     fn described<'a>(describe: Describe, tensor: &'a Bound<'_, PyAny>) -> PyResult<View<'a>> {
         let mut found = Described::NONE;
-        // SAFETY: a tensor of the type that the table belongs to, and room for the struct. What it points to lives as long as
-        // the tensor does, and nothing changes it while the interpreter is ours.
+        // SAFETY: the tensor has the type that the table belongs to, and `found` is the struct. The arrays that the
+        // struct points to live as long as the tensor. Nothing changes them while this thread holds the interpreter.
         unsafe {
             if describe(tensor.as_ptr(), &raw mut found) != 0 {
                 return Err(PyErr::fetch(tensor.py()));
@@ -256,7 +259,7 @@ impl Reader {
     }
 }
 
-/// The strides of a contiguous tensor: neighbours in the last dimension are neighbours in memory.
+/// Returns the strides of a contiguous tensor: neighbours in the last dimension are neighbours in memory.
 fn contiguous(shape: &[i64]) -> Cow<'static, [i64]> {
     let mut next = 1;
     let mut strides = vec![1; shape.len()];

@@ -1,6 +1,6 @@
-//! A layout's memory on a GPU. One launch steps one bucket.
+//! A layout's memory on a GPU, with launches that step one bucket each.
 //!
-//! A step is an op of `CudaDevice` on that device's memory. The copies, which benches compare with steps, use separate
+//! A step is an op of `CudaDevice` on the device's memory. Benches compare steps with copies. The copies use separate
 //! memory. `samples.rs` times steps and copies. This file must add no work to a launch, because a bench would time that
 //! work too.
 #![allow(unsafe_code)]
@@ -52,7 +52,7 @@ pub struct GpuLauncher {
     pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
-/// The case that a [`GpuLauncher`] is built for.
+/// The options of a [`GpuLauncher`].
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCase {
     /// Bytes of gradients per bucket.
@@ -61,12 +61,13 @@ pub struct GpuCase {
     pub world_size: u32,
     /// Element types.
     pub storage: Storage,
-    /// Whether the op Decide derives a clip coefficient from the norm.
+    /// Whether the op `Decide` derives a clip coefficient from the norm.
     pub clips: bool,
 }
 
 impl GpuLauncher {
-    /// Builds the buckets of a case. Allocates as many bytes for copies as the steps of all buckets move.
+    /// Builds the buckets of a case. Also allocates the memory for copies that move as many bytes as the steps of all
+    /// buckets.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.
@@ -135,12 +136,13 @@ impl GpuLauncher {
         self.sm_copy.is_some()
     }
 
-    /// Returns the number of bytes that one step of a bucket reads and writes, computed from its op's accesses.
+    /// Returns the number of bytes that one step of a bucket reads and writes. It is computed from the accesses of the
+    /// step's op.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Returns the number of bytes that the norm of a bucket reads: those of its gradients.
+    /// Returns the number of bytes that the norm of a bucket reads. The norm reads only the bucket's gradients.
     pub fn norm_bytes(&self, bucket: u32) -> u64 {
         Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
@@ -175,7 +177,7 @@ impl GpuLauncher {
         self.device.read(span, into, unsafe { Claimed::promise() })
     }
 
-    /// Runs the op Begin of a pass, and a step of every bucket.
+    /// Runs the op `Begin` of a pass, and then a step of every bucket.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.

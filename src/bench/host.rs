@@ -1,8 +1,8 @@
-//! One bucket's launch on the host, and the memory traffic that limits its speed.
+//! Steps of single buckets on the host, and loops that move as many bytes as these steps.
 //!
-//! A step is one call of [`BucketStep::step`], as a user makes it, on memory with the layout of a plan. The benches
-//! measure time, and this file does not. No safe call touches bytes outside the launcher's memory, because a call with
-//! the wrong element type is refused.
+//! A step is one call of [`BucketStep::step`], as in a user's program. Its memory has the layout of a plan. The benches
+//! measure the time, and this file does not. A call with the wrong element type is refused, so no safe call touches
+//! bytes outside the launcher's memory.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -112,8 +112,8 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 
-    /// Sets each element of the gradients, or of the parameters and their masters, to `value` of its index in the
-    /// arena.
+    /// Sets each element of the gradients, or of the parameters and their masters. `value` returns the new value for an
+    /// element's index in the arena.
     ///
     /// # Errors
     /// `Config` for any other kind of tensor, because it does not have the element type of parameters or gradients.
@@ -181,15 +181,16 @@ impl Launcher {
         self.steps[bucket as usize].step(&tensors, self.scaling)
     }
 
-    /// Returns the number of bytes that one step of a bucket reads and writes, computed from its op's accesses.
+    /// Returns the number of bytes that one step of a bucket reads and writes. It is computed from the accesses of the
+    /// step's op.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Moves as many bytes as `rounds` steps of these buckets, with or without prefetches. Its only arithmetic is one
-    /// multiplication and additions that change no value. The faster of the two variants is the ceiling for a step.
-    /// Each thread moves its own contiguous part of each bucket. A thread is started only once, so it waits only for
-    /// memory.
+    /// Moves as many bytes as `rounds` steps of these buckets. The loop's only arithmetic is one multiplication and
+    /// additions that change no value. The loop has two variants, with and without prefetches. The faster variant is
+    /// the upper limit for the speed of a step. Each thread moves its own contiguous part of each bucket. A thread is
+    /// started only once, so it waits only for memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32, because the loop reads and writes only f32.

@@ -2,8 +2,8 @@
 //! all-reduce.
 //!
 //! The kernels are in benches/gpu/backward.cu, which `scripts/bench-kernels.sh` compiles separately, so the library
-//! never contains them. Memory is never freed. This file must enqueue its work in the order of a real training, and
-//! must never wait.
+//! never contains them. Memory is never freed. This file must enqueue its work in the order of real training, and must
+//! never wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -20,12 +20,12 @@ use crate::layout::ParamId;
 use crate::op::CollectiveKind;
 use crate::stepper::Pass;
 
-/// Thread blocks of the all-reduce: as many as NCCL uses inside a machine.
+/// The number of thread blocks of the all-reduce. NCCL uses as many inside a machine.
 const REDUCE_BLOCKS: u32 = 24;
-/// Threads of each of these blocks: as many as NCCL's have. With its registers, a block leaves no room for a block of a
-/// step, which `scripts/bench-kernels.sh` checks.
+/// The number of threads of each of these blocks, as in NCCL. Each block also uses so many registers that no block of a
+/// step fits beside it. `scripts/bench-kernels.sh` checks this.
 const REDUCE_THREADS: u32 = 640;
-/// Width and height of the part of a product that a block computes.
+/// The width and height of the part of a matrix product that one thread block computes.
 const MATMUL_SIDE: u32 = 128;
 const THREADS: u32 = 256;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
@@ -57,10 +57,10 @@ pub struct LoadSize {
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// The number of bytes that a pass over activations reads, and also the number that it writes: at least the bytes
-    /// of a gradient.
+    /// The number of bytes that a pass over activations reads. The pass writes the same number of bytes. This number
+    /// must be at least the number of bytes of a gradient.
     pub activation_bytes: u64,
-    /// The time of the all-reduce.
+    /// How long the all-reduce takes.
     pub pacing: Pacing,
 }
 
@@ -88,7 +88,8 @@ pub struct Load {
     reduce: PacedReduce,
 }
 
-/// A stand-in for an all-reduce of 8 ranks: it takes as long and moves as many bytes, but changes no value.
+/// A stand-in for an all-reduce of 8 ranks. It takes as long as the all-reduce and moves as many bytes, but it changes
+/// no value.
 #[derive(Clone)]
 pub struct PacedReduce {
     driver: Arc<dyn Driver>,
@@ -207,8 +208,8 @@ impl Load {
         self.launch_backward(kind, self.gradient(param))
     }
 
-    /// Launches the all-reduce of a bucket's parameters, in a pass without a stepper, after the backward of all of
-    /// them.
+    /// Launches the all-reduce of the gradients of `count` parameters from `first` on, in a pass without a stepper. The
+    /// all-reduce waits for the backward that was launched before this call.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
@@ -323,7 +324,7 @@ impl Collective for PacedReduce {
 }
 
 /// # Safety
-/// `Args` is the kernel's struct, and its addresses are valid.
+/// `Args` is the kernel's argument struct, and the addresses in `args` are valid.
 unsafe fn launch<Args>(
     driver: &dyn Driver,
     kernel: Kernel,

@@ -1,4 +1,5 @@
-//! Runs one bucket's launch without a schedule, and work beside a step, so that benches can time them.
+//! Runs launches of single buckets without a schedule, and runs other work at the same time as steps. Benches time
+//! both.
 //!
 //! This module is not part of the documented interface. A bench runs the same code as a user: `BucketStep` on the host,
 //! and the ops of a device on a GPU. This module must add no work to a launch.
@@ -28,8 +29,8 @@ pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
 pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Mark, Sample, Times, Trainer, Work};
 
-/// Returns the event from which the times of a stepper's ops count, or `None` if the stepper does not record these
-/// times. With this event a bench times the trainer's stream on the same clock.
+/// Returns the event at which the clock of a stepper's ops starts, or `None` if the stepper does not record the times
+/// of its ops. With this event, a bench can time the trainer's stream on the same clock.
 pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
     stepper.clock_zero()
 }
@@ -47,7 +48,8 @@ fn constants(world_size: u32) -> StepConstants {
 
 const MIB: u64 = 1 << 20;
 
-/// A gradient, a parameter and two states of f32. Their starts are [`Distant::DISTANCE`] apart, plus the stagger.
+/// Four f32 arrays: a gradient, a parameter and two states. Each starts [`Distant::DISTANCE`] after the previous array,
+/// plus a small offset if the arrays are staggered.
 pub struct Distant {
     kernels: Kernels,
     arena: Arena,
@@ -55,7 +57,8 @@ pub struct Distant {
 }
 
 impl Distant {
-    /// Bytes from one array to the next: 2^28. AMD's way predictor hashes only address bits below bit 28.
+    /// The number of bytes from one array to the next: 2^28. AMD's way predictor hashes only the address bits below bit
+    /// 28, so arrays at this distance get equal hashes.
     pub const DISTANCE: u64 = 256 * MIB;
 
     /// Number of elements of each array.
@@ -65,7 +68,7 @@ impl Distant {
     /// start at the same offset.
     ///
     /// # Errors
-    /// `Unsupported` if this CPU lacks the instruction set, `Layout` if 769 MiB of address space cannot be had.
+    /// `Unsupported` if this CPU lacks the instruction set. `Layout` if 769 MiB of address space cannot be allocated.
     pub fn new(isa: Isa, staggered: bool) -> Result<Distant> {
         let mut stagger = Stagger::default();
         let starts = [0, 1, 2, 3].map(|k| {

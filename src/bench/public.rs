@@ -1,8 +1,8 @@
-//! Objects of the public interface, with the bench's memory and streams. They are a bucket step and its bare kernel, a
-//! stepper on tensors that move, and a stepper on the trainer's stream.
+//! Objects of the public interface, on the bench's memory and streams.
 //!
-//! [`Alone`] steps the same memory through a bucket step or by its kernel alone. The difference in time is the cost of
-//! the bucket step. [`Moving`] measures the cost of `Stepper::rebind`. Nothing ever steps its tensors.
+//! [`Alone`] steps the same memory either through a bucket step, or by the kernel without a bucket step. The difference
+//! in time is the cost of the bucket step. With [`Moving`], a bench measures the cost of `Stepper::rebind`. The tensors
+//! of [`Moving`] are never stepped. [`Trainer::stepper`] builds a stepper on the trainer's stream.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ use crate::op::{Memory, Span};
 use crate::optim::AdamW;
 use crate::stepper::{Borrowed, Stepper, StepperBuilder};
 
-/// One f32 bucket that AdamW steps, by its bare kernel or through the public object.
+/// One f32 bucket with AdamW. Either the kernel alone steps it, or a [`BucketStep`].
 pub struct Alone {
     step: BucketStep,
     scaling: Scaling,
@@ -37,8 +37,8 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// Builds a bucket of `params` parameters. Each has `elements` elements, a multiple of 256. The public object gets
-    /// one address for all tensors of a kind. With `is_apart` it gets one address for each tensor.
+    /// Builds a bucket of `params` parameters. Each has `elements` elements, a multiple of 256. The [`BucketStep`] gets
+    /// one address for all tensors of a kind. With `is_apart`, it gets one address for each tensor.
     ///
     /// # Errors
     /// Errors as for `BucketStepBuilder::host`.
@@ -74,7 +74,7 @@ impl Alone {
         Ok(Alone { step, scaling, kernels, launches, addresses, _memories: memories })
     }
 
-    /// Runs the kernel over the whole bucket.
+    /// Steps the bucket by the kernel alone.
     pub fn run_kernel(&mut self) {
         for (args, tiles) in &self.launches {
             // SAFETY: the arguments are of this bucket, and only `&mut self` reaches the bucket's memory.
@@ -82,7 +82,7 @@ impl Alone {
         }
     }
 
-    /// Steps the bucket through the public object.
+    /// Steps the bucket through the [`BucketStep`].
     ///
     /// # Errors
     /// Errors as for `BucketStep::step`. No error is possible today.

@@ -3,8 +3,8 @@
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
 //! time is measured. The plug is one copy of the L2 cache's size per launch. If the plug was too short, the sample is
-//! marked as `starved`. Only the measured work may be between the two events. The trainer's stream is never destroyed,
-//! so it outlives every stepper.
+//! marked as `starved`. Only the measured work may be between a sample's two events. The trainer's stream is never
+//! destroyed, so it outlives every stepper.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,8 @@ use crate::op::{Action, Phase};
 
 /// The most launches that the warm-up queues at a time.
 const WARM_UP_LAUNCHES: usize = 256;
-/// The most Begins that a sample queues. The host may be 8 passes ahead of the GPU, and one of the Begins is not timed.
+/// The largest number of `Begin` ops that a sample queues. The host may be 8 passes ahead of the GPU, and one of the
+/// `Begin` ops is not timed.
 pub const MOST_BEGINS: usize = 6;
 
 /// The work that a sample repeats.
@@ -29,14 +30,14 @@ pub enum Work {
     Step,
     /// Norms of buckets.
     Norm,
-    /// The Begin of a pass, without the pass's buckets.
+    /// The op `Begin` of a pass, without steps of buckets.
     Begin,
     /// The op that turns a norm into a clip coefficient.
     Decide,
     /// The driver's device-to-device copies. A copy moves this number of bytes: it reads half of them and writes the
     /// other half.
     Copy(u64),
-    /// The same copies, by the copy kernel.
+    /// Copies of this number of bytes, as with [`Copy`](Self::Copy), but by the copy kernel.
     SmCopy(u64),
 }
 
@@ -50,7 +51,8 @@ pub struct Sample {
 }
 
 impl GpuLauncher {
-    /// Times `work` once per bucket, after one run that is not counted. A pass's Begin comes before steps and norms.
+    /// Measures the time in which `work` runs once for each bucket. One run before that is not measured. Before steps,
+    /// norms and decisions, the op `Begin` of a pass runs, and is not measured.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
@@ -124,7 +126,7 @@ impl GpuLauncher {
         self.copied.map(|base| DevicePtr(base.0 + u64::from(bucket) * (bytes / 2)))
     }
 
-    /// Waits for the end event, and returns the time since the start event.
+    /// Waits for the end event, and returns the time between the start event and the end event.
     fn elapsed_ns(&mut self) -> Result<f64> {
         self.block_on_end()?;
         let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
@@ -132,7 +134,8 @@ impl GpuLauncher {
     }
 }
 
-/// A higher priority than the default of `Cuda::optim_priority`, so that backward does not queue after a step's blocks.
+/// The priority of the trainer's stream. It is higher than the default of `Cuda::optim_priority`, so that backward's
+/// kernels do not wait for the thread blocks of a step.
 const PRIORITY: i32 = -1;
 
 /// The trainer's stream on a GPU, with the events that time a pass.

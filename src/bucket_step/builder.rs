@@ -1,6 +1,7 @@
 //! Options of a `BucketStep`.
 //!
-//! Layout, groups and precision mean the same as for a stepper. Everything is checked before any call to a device.
+//! Layout, groups and precision mean the same as in a stepper. All options are checked before the first call to a
+//! device.
 
 use std::hint::black_box;
 
@@ -13,7 +14,7 @@ use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, 
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
-/// The most elements of a bucket: 4 TiB of f32.
+/// The largest number of elements of a bucket. In f32 they take 4 TiB.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
 /// Options of a [`BucketStep`](super::BucketStep).
@@ -23,7 +24,7 @@ pub struct BucketStepBuilder {
     bucket: Option<ForeignBucket>,
     /// The optimizer of each group.
     optimizers: Vec<Box<dyn Optimizer>>,
-    /// For each group, whether it has a separate optimizer.
+    /// For each group, whether [`group`](Self::group) has set its optimizer.
     has_own: Vec<bool>,
     precision: Precision,
     copy: Option<DType>,
@@ -45,7 +46,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns a label for each state: the optimizers that have the state, and their groups in the bucket.
+    /// Returns a label for each state. The label names the optimizers that have the state, and their groups in the
+    /// bucket.
     pub(super) fn state_labels(&self) -> Vec<String> {
         let groups = self.layout.groups();
         let is_here = |group: &usize| {
@@ -93,14 +95,14 @@ impl BucketStepBuilder {
         }
     }
 
-    /// Sets the parameters of the bucket and their offsets in it. The default is all parameters in registration order,
-    /// without gaps.
+    /// Sets the parameters of the bucket and their offsets in it. By default, the bucket has all parameters of the
+    /// layout, in registration order and without gaps.
     pub fn bucket(self, bucket: ForeignBucket) -> Self {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
 
-    /// Gives a group of the layout a separate optimizer. Optimizers of one kind share a launch. A second optimizer for
-    /// a group is refused.
+    /// Gives a group of the layout a separate optimizer. Optimizers of the same kind, such as two [`Sgd`](crate::Sgd)s,
+    /// share a launch. If a group gets a separate optimizer twice, the build returns an error.
     pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
         let refused = match group_of(&self.layout, name) {
             Ok(group) if self.has_own[group] => {
@@ -123,29 +125,30 @@ impl BucketStepBuilder {
         BucketStepBuilder { precision, ..self }
     }
 
-    /// Also writes each stepped parameter in another type ([`StepTensors::copy`](super::StepTensors::copy)).
+    /// Makes each step also write a copy of the stepped parameters in another type
+    /// ([`StepTensors::copy`](super::StepTensors::copy)).
     pub fn copy_params(self, dtype: DType) -> Self {
         BucketStepBuilder { copy: Some(dtype), ..self }
     }
 
-    /// Also keeps a moving average of each parameter ([`StepTensors::ema`](super::StepTensors::ema)).
+    /// Makes each step also update a moving average of each parameter ([`StepTensors::ema`](super::StepTensors::ema)).
     pub fn ema(self, decay: f64) -> Self {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets whether the step's launch keeps, zeroes or averages the gradients. By default it keeps them.
+    /// Sets what the step's launch does with the gradients. By default it does not change them.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }
 
-    /// Sets the CPU kernels' instruction set. The default is the set that `INSTEP_ISA` names, or else the widest set of
-    /// the CPU.
+    /// Sets the instruction set of the CPU kernels. The environment variable `INSTEP_ISA` sets the default. If the
+    /// variable is unset, the default is the widest set that this CPU supports.
     pub fn isa(self, isa: Isa) -> Self {
         BucketStepBuilder { isa: Some(isa), ..self }
     }
 
-    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. By default only the
-    /// calling thread steps.
+    /// Sets a pool of threads. A step on the CPU is split over the calling thread and the pool's threads. Clones of a
+    /// pool share threads. By default, only the calling thread steps.
     pub fn pool(self, pool: Pool) -> Self {
         BucketStepBuilder { pool: Some(pool), ..self }
     }
@@ -185,8 +188,8 @@ impl BucketStepBuilder {
     }
 }
 
-/// Refuses a bucket if its list of tiles does not fit in memory. No tensors exist before the first step, so the lengths
-/// may be arbitrarily large.
+/// Returns an error if the bucket is too long, or if its list of tiles would not fit in memory. The lengths may be
+/// arbitrarily large here, because no tensors exist before the first step.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {

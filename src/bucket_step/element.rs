@@ -1,6 +1,6 @@
-//! The element types of a step's tensors, so that an error can name the type of a wrong slice.
+//! The element types of a step's tensors. If a slice has the wrong type, the error names that type.
 //!
-//! Floats are [`DType`]s. Only remainders and 8-bit codes are plain bits.
+//! Floating-point types are [`DType`]s. Remainders and 8-bit codes are plain bits, in `u16` or `u8`.
 
 use std::fmt;
 
@@ -16,8 +16,8 @@ pub enum Stored {
     U8,
 }
 
-/// An element type of the slices that a step takes: `f32`, [`bf16`](crate::bf16), [`f16`](crate::f16), and `u16` and
-/// `u8` for remainders and 8-bit codes.
+/// A type that the elements of a step's slices may have. Numbers are `f32`, [`bf16`](crate::bf16) or
+/// [`f16`](crate::f16). Remainders are `u16` or `u8`, and 8-bit codes are `u8`.
 #[diagnostic::on_unimplemented(
     message = "a step takes no elements of `{Self}`",
     label = "use f32, bf16, f16, or u16 and u8 for remainders and 8-bit codes"
@@ -28,7 +28,7 @@ pub trait StepElement: sealed::StepElement {
 }
 
 mod sealed {
-    /// A plain number, for which every bit pattern is valid.
+    /// A plain number. Every bit pattern is a valid value of its type.
     pub trait StepElement: bytemuck::Pod {}
 }
 

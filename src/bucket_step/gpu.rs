@@ -1,7 +1,7 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the same as those of a stepper. Parameters and gradients may lie apart, each at its own address.
-//! Any other kind of tensor is in one run of memory.
+//! The launches are the same as those of a stepper. Each parameter and each gradient may have its own address. Every
+//! other kind of tensor is one contiguous run of memory for the whole bucket.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -23,7 +23,7 @@ use crate::launch::{Bases, Progress, Settings};
 /// The GPU's part of a [`BucketStep`].
 pub struct OnGpu {
     engine: BucketEngine,
-    /// This buffer is kept between steps, so that a step allocates nothing.
+    /// The addresses of a call's tensors. Every step reuses this buffer, so a step allocates nothing.
     bases: Vec<Bases>,
 }
 
@@ -50,8 +50,8 @@ impl BucketStepBuilder {
     /// ```
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host). `Config` for options of the CPU. `KernelsNotBuilt` in a build without
-    /// kernels. `Device` if the driver refuses a call.
+    /// Errors as for [`host`](Self::host). `Config` if [`isa`](Self::isa) or [`pool`](Self::pool) is set, because they
+    /// are options of the CPU. `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call.
     pub fn cuda(self, cuda: &Cuda) -> Result<BucketStep<OnGpu>> {
         refuse! {
             "isa" = "set", if self.isa.is_some() => "chooses CPU kernels", "leave it out on a GPU";
@@ -65,12 +65,12 @@ impl BucketStepBuilder {
     }
 }
 
-/// Lends slices of cudarc. They must be on the step's GPU and in its context.
+/// Lends slices of cudarc. The slices must be on the step's GPU, and in the context that the step uses.
 ///
 /// cudarc orders the uses of a slice by two events, unless the slice's context has only one stream or does not track
 /// events. These events add driver calls to a step. A slice that is written adds two waits before the step and one
-/// event record after it. A slice that is only read adds one wait and one event record. Addresses ([`Lent::at_len`])
-/// add no calls, but you must then order all uses of the memory yourself.
+/// event record after it. A slice that is only read adds one wait and one event record. If you lend an address instead
+/// ([`Lent::at_len`]), no calls are added, but you must order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
@@ -95,8 +95,8 @@ impl<'a> Lent<'a> {
     /// ```
     ///
     /// # Ordering
-    /// The stream waits for earlier uses of the slice. Keep the second returned value until the step is enqueued.
-    /// Dropping this value records the event for which later uses of the slice wait.
+    /// The stream waits for earlier uses of the slice. Do not drop the second returned value before the step is
+    /// enqueued. When it is dropped, it records an event, and later uses of the slice wait for this event.
     pub fn cuda_slice_mut<T: StepElement>(
         slice: &'a mut impl DevicePtrMut<T>,
         stream: &'a CudaStream,
@@ -137,24 +137,25 @@ impl BucketStep<OnGpu> {
     /// Enqueues the step on a stream. Before this call, make the stream wait for the all-reduce of the gradients.
     ///
     /// # Ordering
-    /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
-    /// stream. In four cases an additional launch first computes the scalars:
+    /// Makes one launch on the stream for each kind of optimizer, or two launches for LAMB. They run after the bucket's
+    /// previous step, even if that step was enqueued on another stream. In four cases an additional launch first
+    /// computes the scalars:
     ///
-    /// - The bucket has LAMB.
+    /// - One of the bucket's optimizers is LAMB.
     /// - The bucket has more than 1,392 parameters.
-    /// - This call or an earlier one has a [`Scaling::grad_scaler`], or [`enqueue_norm`](Self::enqueue_norm) was called
-    ///   before.
+    /// - The `scaling` of this call or an earlier one uses [`Scaling::grad_scaler`], or
+    ///   [`enqueue_norm`](Self::enqueue_norm) was called before.
     /// - In this call or an earlier one, the parameters have more than 24 combinations of step count, hyperparameters
     ///   and action.
     ///
-    /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
-    /// each parameter or each gradient has its own address, and these addresses change a third time before the GPU
-    /// has copied the first change.
+    /// Returns at once, with two exceptions. The calling thread waits if it is eight steps ahead of the GPU. If each
+    /// parameter or each gradient has its own address, changes of these addresses are copied to the GPU. The calling
+    /// thread waits at a third change if the GPU has not copied the first change yet.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for one address per
-    /// parameter where the tensors are neither parameters nor gradients. `Device` if a launch fails, and `Poisoned` in
-    /// every later call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory. `Unsupported` also if tensors
+    /// other than parameters and gradients have one address per parameter. `Device` if a launch fails, and `Poisoned`
+    /// in every later call.
     ///
     /// # Safety
     /// The stream belongs to this GPU and lives until it has run the step. The stream is not being captured, because a
@@ -177,17 +178,18 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues a step that is clipped or skipped by the decision of a norm over several buckets. The norm must be
-    /// decided before this call.
+    /// Enqueues a step that follows the decision of a norm over several buckets: its gradients are clipped, or the step
+    /// is skipped. The norm must be decided before this call.
     ///
     /// # Ordering
-    /// Ordering as for [`enqueue`](Self::enqueue). The step also runs after all earlier work of the norm on any stream.
+    /// Ordering as for [`enqueue`](Self::enqueue). The step also runs after all work that earlier calls with this norm
+    /// have enqueued on any stream.
     ///
     /// # Errors
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory, and for one address per parameter where the tensors are neither parameters nor gradients. `Order` if the
-    /// norm has not been decided, the bucket was not added to it, or the bucket was stepped after it was added.
-    /// `Device` if a launch fails, and `Poisoned` in every later call.
+    /// memory. `Unsupported` also if tensors other than parameters and gradients have one address per parameter.
+    /// `Order` if the norm has not been decided, if the bucket was not added to the norm, or if the bucket has been
+    /// stepped since it was added. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
@@ -214,14 +216,14 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream, after all earlier work of the norm on any stream. The bucket's first call of
-    /// this method may make two launches, and so may a call after a parameter was frozen or unfrozen since the last
-    /// step.
+    /// Makes one launch on the stream. It runs after all work that earlier calls with this norm have enqueued on any
+    /// stream. In two cases the call may make two launches: in the bucket's first call of this method, and if a
+    /// parameter was frozen or unfrozen since the bucket's last step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory. `Order` if the norm has not been begun, has been decided, or has this bucket already. `Device` if a
-    /// launch fails, and `Poisoned` in every later call.
+    /// memory. `Order` if the norm has not been begun, if it has been decided, or if this bucket was already added to
+    /// it. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the gradients meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
@@ -247,7 +249,7 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Stores the addresses of a call's tensors, or refuses the tensors before anything has changed.
+    /// Checks a call's tensors and stores their addresses. If a tensor is refused, no stored address changes.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let lacks_some = self.shape.bind(tensors, &mut self.engine.bases)?;
         self.pass_over_missing(tensors.grads(), lacks_some);

@@ -1,7 +1,7 @@
 //! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
-//! A step makes one call into the kernels for its scalars. It then makes one launch per kind of optimizer, or two for
-//! LAMB. A step allocates nothing.
+//! A step first calls the kernels once to compute its scalars. It then makes one launch for each kind of optimizer, or
+//! two launches for LAMB. A step allocates nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -28,25 +28,26 @@ pub struct OnHost {
     kernels: Kernels,
     pool: Pool,
     bases: Arc<SegmentBases>,
-    /// Whether the bases have the addresses of all tensors of a step.
+    /// Whether `bases` has the addresses of all tensors of a step. `add_norm` stores only the addresses of gradients.
     is_bound: bool,
     steps: Vec<Launched>,
     norms: Vec<Launched>,
 }
 
-/// A launch. The pool runs `job`. [`OnHost`] changes the same object through `work`.
+/// One launch of the bucket. The pool runs `job`, which calls `work`. [`OnHost`] changes the launch's arguments through
+/// `work`.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
 }
 
 impl BucketStepBuilder {
-    /// Builds the step on the CPU. No thread starts before a step.
+    /// Builds the step on the CPU. This call starts no thread.
     ///
     /// # Errors
-    /// `Config` for a hyperparameter or option out of range, or a precision that the optimizer refuses. `Layout` for a
-    /// bucket that does not fit the layout. `Unsupported` for a custom optimizer, or an instruction set that this
-    /// machine lacks. `Arithmetic` if the kernels fail their self-test.
+    /// `Config` for a hyperparameter or an option that is out of range, or for a precision that the optimizer refuses.
+    /// `Layout` for a bucket that does not fit the layout. `Unsupported` for a custom optimizer, or an instruction set
+    /// that this machine lacks. `Arithmetic` if the kernels fail their self-test.
     pub fn host(self) -> Result<BucketStep> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let pool = self.pool.clone().unwrap_or_else(Pool::alone);
@@ -85,7 +86,7 @@ impl OnHost {
     /// Runs launches with this control block.
     ///
     /// # Safety
-    /// The bases are the addresses of this call's tensors. The block is valid, and only launches write it.
+    /// `bases` has the addresses of this call's tensors. `control` is valid, and only launches write to it.
     unsafe fn run(&self, launches: &[Launched], control: *mut InstepControl) {
         for launch in launches {
             // SAFETY: launches of this bucket run one at a time, because each borrows the bucket mutably.
@@ -122,7 +123,8 @@ impl BucketStep {
     /// # Errors
     /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null or
     /// misaligned. `Layout` also if a tensor is lent only for reading although the step writes it, or if it overlaps
-    /// another tensor. `Config` for factors that cannot be divided out. Nothing has been written then.
+    /// another tensor. `Config` if `scaling` has a factor out of range or an unaligned address. After these errors,
+    /// nothing has been written.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;
@@ -131,8 +133,8 @@ impl BucketStep {
         unsafe { self.step_again(scaling) }
     }
 
-    /// Steps the tensors of the last [`step`](Self::step) or [`step_decided`](Self::step_decided) that was not refused,
-    /// without checking them again. This saves much of the time of a small step.
+    /// Steps the tensors of the last [`step`](Self::step) or [`step_decided`](Self::step_decided) that returned `Ok`,
+    /// without checking the tensors again. This saves much of the time of a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -156,8 +158,9 @@ impl BucketStep {
     /// Ordering as for [`step`](Self::step).
     ///
     /// # Errors
-    /// `Order` if no call has lent all tensors since the step was built, or since the last
-    /// [`add_norm`](Self::add_norm). `Config` for factors that cannot be divided out. Nothing has been written then.
+    /// `Order` if no `step` or `step_decided` has returned `Ok` since the step was built, or since the last
+    /// [`add_norm`](Self::add_norm). `Config` if `scaling` has a factor out of range or an unaligned address. After
+    /// these errors, nothing has been written.
     ///
     /// # Safety
     /// All tensors of that last `step` or `step_decided` now meet the contract of [`Lent::at`], including those that
@@ -175,13 +178,13 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Steps the bucket after a norm over several buckets has been decided. The step is clipped by the norm's
-    /// coefficient, or skipped.
+    /// Steps the bucket after a norm over several buckets has been decided. The gradients are clipped by the norm's
+    /// coefficient, or the step is skipped.
     ///
     /// # Errors
     /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, or if the bucket was not added to
-    /// it. After this norm's sum was taken, a bucket that was added to another norm is accepted. `Order` also if the
-    /// bucket was stepped after it was added, with this norm or without.
+    /// the norm. If [`GradNorm::sum`] was called, a bucket that was added to another norm is accepted too. `Order` also
+    /// if the bucket has been stepped since it was added, with this norm or without it.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
@@ -196,8 +199,8 @@ impl BucketStep {
     /// Adds the bucket's summed gradients to a norm. Parameters without a gradient are left out.
     ///
     /// # Errors
-    /// `Layout` for gradients that [`step`](Self::step) would refuse. `Order` if the norm has not been begun, has been
-    /// decided, or has this bucket already.
+    /// `Layout` for gradients that [`step`](Self::step) would refuse. `Order` if the norm has not been begun, if it has
+    /// been decided, or if this bucket was already added to it.
     pub fn add_norm(&mut self, grads: &Lent<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_add(&self.mark, || self.name())?;
         let (mut outcome, shape) = (Ok(false), &self.shape);
@@ -219,7 +222,7 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Stores the addresses of a call's tensors, or refuses the tensors before anything has changed.
+    /// Checks a call's tensors and stores their addresses. If a tensor is refused, no stored address changes.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, because the bucket is borrowed mutably.

@@ -1,8 +1,9 @@
-//! Tracks which buckets were added to a norm, from the norm's beginning to the last step after its decision.
+//! Records which buckets were added to a norm. The records last from the norm's `begin` to its next `begin`.
 //!
-//! After a norm has begun, each bucket is added once and then stepped once. A step that does not use the norm counts as
-//! this one step too. A norm is decided over at least one bucket. A caller that has taken a norm's sum may have added
-//! other gradients to the sum. Buckets that were added to another norm may therefore be stepped with this norm.
+//! After a norm has begun, each bucket is added once and then stepped once. A step that does not use the norm also
+//! counts as this one step. At least one bucket must be added before the decision. If the caller has taken the norm's
+//! sum, the caller may have added other gradients to the sum. A decision over no bucket is then accepted, and so is a
+//! step of a bucket that was added to another norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 /// The state of a bucket with respect to norms.
 #[derive(Debug)]
 pub(super) struct BucketMark {
-    /// Unique among all buckets of the process, including those built later.
+    /// Unique among all buckets that this process ever builds.
     id: u64,
     /// Number of steps so far, of any kind.
     steps: u64,
@@ -30,7 +31,7 @@ struct Added {
 /// The state of a norm with respect to buckets.
 #[derive(Debug, Default)]
 pub(super) struct NormMarks {
-    /// The added buckets by their ids. The map keeps its memory, so beginning the norm again allocates nothing.
+    /// The added buckets by their ids. The next `begin` reuses the map's memory, so it allocates nothing.
     buckets: HashMap<u64, Added>,
     is_sum_taken: bool,
 }
@@ -41,7 +42,7 @@ impl BucketMark {
         BucketMark { id: NEXT.fetch_add(1, Ordering::Relaxed), steps: 0, is_measured: false }
     }
 
-    /// Notes that the bucket was stepped.
+    /// Records a step of the bucket.
     pub(super) fn step(&mut self) {
         self.steps += 1;
         self.is_measured = false;
@@ -58,7 +59,7 @@ impl NormMarks {
         self.is_sum_taken = true;
     }
 
-    /// Refuses a bucket that was added already.
+    /// Returns an error if the bucket was already added to this norm.
     pub(super) fn refuse_added(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         if !self.buckets.contains_key(&bucket.id) {
             return Ok(());
@@ -71,7 +72,7 @@ impl NormMarks {
         self.buckets.insert(bucket.id, Added { steps: bucket.steps, is_stepped: false });
     }
 
-    /// Refuses a decision over no bucket.
+    /// Returns an error if no bucket was added and the sum was not taken.
     pub(super) fn refuse_empty(&self) -> Result<()> {
         if self.is_sum_taken || !self.buckets.is_empty() {
             return Ok(());
@@ -79,7 +80,7 @@ impl NormMarks {
         Err(Error::order("norm", "no bucket was added", "add the gradients of each bucket first"))
     }
 
-    /// Refuses a step of a bucket that was not added, or that was stepped after it was added.
+    /// Returns an error if the bucket was not added to this norm, or if it was stepped after it was added.
     pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         let (wrong, remedy) = match self.buckets.get(&bucket.id) {
             Some(added) if added.is_stepped => {

@@ -1,7 +1,7 @@
 //! Steps one bucket immediately: the fused launch without a stepper, on the caller's memory.
 //!
 //! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
-//! launches and gives the same bits. A call checks everything before it writes anything.
+//! launches and gives the same bits. A call checks all its arguments before it writes anything.
 
 mod builder;
 mod element;
@@ -30,18 +30,19 @@ use builder::{Parts, group_of};
 use marks::BucketMark;
 use shape::Shape;
 
-/// The step of one bucket, on tensors that come with each call.
+/// The optimizer step of one bucket. The caller lends the bucket's tensors to each call.
 ///
 /// `BucketStep` is for engines that reduce gradients themselves and need only the fused update, without passes,
-/// collectives or a schedule. A `BucketStep` keeps step counts and hyperparameters. The caller owns parameters,
+/// collectives or a schedule. A `BucketStep` stores step counts and hyperparameters. The caller owns parameters,
 /// gradients and states. Buckets may be stepped in any order, on any thread.
 ///
-/// For a model with several buckets, build one `BucketStep` per bucket: [`BucketStepBuilder::bucket`] names the
-/// bucket's parameters and their offsets. To clip by the norm of all buckets, call [`add_norm`](BucketStep::add_norm)
-/// for each bucket, then [`GradNorm::decide`] once, then [`step_decided`](BucketStep::step_decided) for each bucket. To
-/// change a learning rate, call [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
-/// [`set_step_count`](BucketStep::set_step_count) for every parameter. A [checkpoint](crate::checkpoint) needs a
-/// stepper.
+/// For a model with several buckets, build one `BucketStep` per bucket, and set the bucket's parameters and their
+/// offsets with [`BucketStepBuilder::bucket`]. To clip by the norm of all buckets, call
+/// [`add_norm`](BucketStep::add_norm) for each bucket, then [`GradNorm::decide`] once, then
+/// [`step_decided`](BucketStep::step_decided) for each bucket. To change a learning rate, call
+/// [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
+/// [`set_step_count`](BucketStep::set_step_count) for every parameter. Only a stepper can be saved to a
+/// [checkpoint](crate::checkpoint).
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -64,19 +65,19 @@ use shape::Shape;
 /// ```
 ///
 /// # Source
-/// The fused optimizers of PyTorch and apex also take a list of tensors. `grad_scale` and `found_inf` are PyTorch's
-/// ([`Scaling::grad_scaler`]).
+/// The fused optimizers of PyTorch and apex also take a list of tensors. [`Scaling::grad_scaler`] corresponds to the
+/// arguments `grad_scale` and `found_inf` of PyTorch's fused optimizers.
 pub struct BucketStep<E = OnHost> {
     layout: Layout,
     plan: Plan,
     assignment: Assignment,
     /// The optimizer of each group.
     optimizers: Vec<GroupOptimizer>,
-    /// The settings that the next step must read.
+    /// The settings of the next step.
     settings: Settings,
-    /// The first segment of each parameter of the layout, if the parameter is in the bucket.
+    /// For each parameter of the layout, the index of its first segment. `None` if the parameter is not in the bucket.
     segments: Vec<Option<usize>>,
-    /// The reasons why steps skip each segment.
+    /// For each segment, the reasons why steps skip it.
     left: Vec<Left>,
     /// Whether a gradient was missing in the last call.
     lacks_some: bool,
@@ -90,7 +91,7 @@ pub struct BucketStep<E = OnHost> {
 /// A group's optimizer, with the hyperparameters of the next step.
 struct GroupOptimizer {
     optimizer: Box<dyn Optimizer>,
-    /// The states for which the step was built. Every call must lend them.
+    /// The names of the states for which the step was built. Each step must lend these states.
     state_names: &'static [&'static str],
 }
 
@@ -109,7 +110,7 @@ impl Left {
 }
 
 impl BucketStep {
-    /// Returns the options of a step for a layout's parameters.
+    /// Returns a builder of a step for a layout's parameters.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> BucketStepBuilder {
         BucketStepBuilder::new(layout, optimizer.as_rule().boxed())
     }
@@ -174,7 +175,7 @@ impl<E> BucketStep<E> {
         }
     }
 
-    /// Returns a name of the bucket for errors, made from the name of its first parameter.
+    /// Returns the bucket's name in errors. It contains the name of the bucket's first parameter.
     fn name(&self) -> String {
         let first = self.plan.segments().first();
         let name = |param: u32| &*self.layout.parameters()[param as usize].name;

@@ -18,12 +18,13 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 
 /// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
-/// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error that
-/// names the bucket. You must add every bucket, even if all its parameters are frozen or have no gradient. Such a
-/// bucket does not change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
-/// before they decide. After its sum was taken, a norm may be decided even if no bucket was added, for example on a
-/// rank without shards. With this norm you may then also step buckets that were added to another norm, because only the
-/// caller knows which gradients are in the sum.
+/// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error. You
+/// must add every bucket, even if all its parameters are frozen or have no gradient. Such a bucket does not change the
+/// norm. If the gradients are sharded over ranks, the ranks combine their [`sum`](GradNorm::sum)s before they decide.
+///
+/// Only the caller knows which gradients a combined sum contains. Two checks are therefore omitted once `sum` has been
+/// called. The norm may be decided even if no bucket was added, for example on a rank without shards. A bucket that was
+/// added to another norm may be stepped with this norm.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -67,17 +68,18 @@ enum Phase {
     Decided,
 }
 
-/// The exact sum of squares of the gradients that were added. The factors of [`Scaling`] have not been divided out of
-/// it.
+/// The exact sum of squares of the gradients that were added. The gradients have not been divided by the factors of
+/// [`Scaling`].
 ///
-/// The sum does not depend on order. Ranks that have shards of the gradients add up their limbs with wrapping addition,
-/// and take the maximum of `largest`. All ranks then make the same decision.
+/// The sum does not depend on the order of the gradients. If the gradients are sharded over ranks, add each limb over
+/// all ranks with wrapping addition, and take the maximum of `largest` over all ranks. All ranks then make the same
+/// decision.
 #[derive(Debug)]
 pub struct NormSum<'a> {
     /// The digits of the sum in base 2^32. Each has 64 bits, to leave room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude, as the bits of an f32. Compared as integers, these bits have the order of the magnitudes,
-    /// and NaN is above infinity.
+    /// The largest magnitude of the gradients, as the bits of an f32. Of two magnitudes, the larger one has the larger
+    /// bits as an integer. NaN counts as larger than infinity.
     pub largest: &'a mut u32,
 }
 
@@ -102,7 +104,7 @@ pub struct Decision {
     pub clip: f64,
     /// Whether all gradients are finite.
     pub is_finite: bool,
-    /// Whether steps after this decision change nothing.
+    /// Whether steps with this norm are skipped.
     pub skipped: bool,
 }
 
@@ -127,10 +129,10 @@ impl GradNorm {
         Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
-    /// Begins a new norm. `scaling` must describe all gradients that are added.
+    /// Begins a new norm. `scaling` must have the factors of all gradients that will be added.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`.
+    /// `Config` if `scaling` has a factor out of range, an unaligned address or a clip coefficient.
     pub fn begin(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         scaling.refuse_clip()?;
@@ -143,13 +145,14 @@ impl GradNorm {
         Ok(())
     }
 
-    /// Decides the clip coefficient, and whether to skip. If `max_norm` is set, gradients are clipped to this norm.
-    /// With `skip_nonfinite`, steps are skipped if a gradient is infinite or NaN, or becomes so when it is divided by
-    /// the loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if `skip_nonfinite` is false.
+    /// Decides the clip coefficient, and whether steps with this norm are skipped. If `max_norm` is set, gradients are
+    /// clipped to this norm. With `skip_nonfinite`, steps are skipped if a gradient is infinite or NaN, or becomes
+    /// infinite when it is divided by the loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if
+    /// `skip_nonfinite` is false.
     ///
     /// # Errors
-    /// `Config` if `max_norm` is not a finite number above 0. `Order` without [`begin`](Self::begin), or if no bucket
-    /// was added and the [`sum`](Self::sum) was not taken.
+    /// `Config` if `max_norm` is not a finite number above 0. `Order` if the norm has not been [begun](Self::begin) or
+    /// has been decided, or if no bucket was added and [`sum`](Self::sum) was not called.
     pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
@@ -163,11 +166,11 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
-    /// Returns the sum so far. Ranks with shards of the gradients add up their sums. A rank without shards takes part
-    /// in the addition too.
+    /// Returns the sum so far. If the gradients are sharded over ranks, combine the sums of all ranks as [`NormSum`]
+    /// describes. Ranks without shards must take part too.
     ///
     /// # Errors
-    /// `Order` without [`begin`](Self::begin).
+    /// `Order` if the norm has not been [begun](Self::begin) or has been decided.
     pub fn sum(&mut self) -> Result<NormSum<'_>> {
         self.refuse_decided()?;
         self.marks.take_sum();
@@ -177,7 +180,7 @@ impl GradNorm {
         Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
     }
 
-    /// Returns the decision again.
+    /// Returns the decision that was made last.
     ///
     /// # Errors
     /// `Order` if the norm has not been decided.
@@ -187,7 +190,7 @@ impl GradNorm {
         Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
     }
 
-    /// Returns the control block. The steps that follow this norm read it.
+    /// Returns the norm's control block. Steps with this norm read the block.
     pub(super) fn control(&self) -> *mut InstepControl {
         self.block.memories.regions().control()
     }
@@ -202,15 +205,15 @@ impl GradNorm<NormOnGpu> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::of(cuda)?)))
     }
 
-    /// Enqueues the beginning of a new norm. `scaling` must describe all gradients that are added.
+    /// Enqueues the beginning of a new norm. `scaling` must have the factors of all gradients that will be added.
     ///
     /// # Ordering
-    /// The launch runs on the stream, after the work that the norm's previous call enqueued on any stream.
-    /// Likewise, the work of every later call on this norm comes after the work of the call before it.
+    /// The launch runs on the stream. The work of all calls on this norm runs in the order of the calls, even if the
+    /// calls enqueue it on different streams.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`. `Device` if a launch
-    /// fails, and `Poisoned` in every later call.
+    /// `Config` if `scaling` has a factor out of range, an unaligned address or a clip coefficient. `Device` if a
+    /// launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream belongs to this GPU, lives until it has run the launch, and is not being captured.
@@ -223,7 +226,7 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Enqueues the decision that [`decide`](GradNorm::decide) makes on the CPU.
+    /// Enqueues the same decision that [`decide`](GradNorm::decide) makes on the CPU.
     ///
     /// # Errors
     /// Errors as for [`decide`](GradNorm::decide). `Device` if a launch fails, and `Poisoned` in every later call.
@@ -249,11 +252,12 @@ impl GradNorm<NormOnGpu> {
     /// [`NormSum`] describes.
     ///
     /// # Ordering
-    /// The stream waits for the work of the norm's previous call. The decision comes after your work if you enqueue the
-    /// decision on the same stream.
+    /// The stream waits for the work of the norm's previous call. Enqueue the decision on the same stream, so that it
+    /// runs after your work.
     ///
     /// # Errors
-    /// `Order` without [`enqueue_begin`](Self::enqueue_begin). `Device` if the driver refuses to wait.
+    /// `Order` if the norm has not been [begun](Self::enqueue_begin) or has been decided. `Device` if the driver
+    /// refuses to wait.
     ///
     /// # Safety
     /// The stream meets the conditions of [`enqueue_begin`](Self::enqueue_begin).
@@ -303,13 +307,13 @@ impl<B> GradNorm<B> {
         self.marks.begin();
     }
 
-    /// Refuses a bucket's gradients before they are added.
+    /// Returns an error if the bucket's gradients cannot be added to this norm now.
     pub(super) fn refuse_add(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         self.refuse_decided()?;
         self.marks.refuse_added(bucket, name)
     }
 
-    /// Refuses a bucket's step by this norm.
+    /// Returns an error if the bucket cannot be stepped with this norm now.
     pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         self.refuse_undecided()?;
         self.marks.refuse_step(bucket, name)

@@ -1,14 +1,14 @@
-//! The factors in a bucket's gradients, which a step divides out.
+//! The factors that a bucket's gradients contain. A step divides the gradients by these factors.
 //!
-//! The factors are combined into one f32 factor, as in a stepper's passes, so a bucket step gives the same bits as a
-//! stepper.
+//! All factors are first combined into one f32 factor, as in a stepper's passes. A bucket step therefore gives the same
+//! bits as a stepper.
 
 use std::ptr;
 
 use crate::error::{Error, Result};
 use crate::handle::Address;
 
-/// The factors in a bucket's gradients: a step multiplies each gradient by clip / (world size * loss scale).
+/// The factors that a bucket's gradients contain. A step multiplies each gradient by clip / (world size * loss scale).
 ///
 /// ```
 /// use instep::Scaling;
@@ -21,7 +21,8 @@ pub struct Scaling {
     world_size: u32,
     loss_scale: f64,
     clip: f64,
-    /// Addresses of one f32 each. They meet the contract of [`grad_scaler`](Scaling::grad_scaler).
+    /// This field and `found_inf` each have the address of one f32. Both addresses meet the contract of
+    /// [`grad_scaler`](Scaling::grad_scaler).
     pub(super) grad_scale: Option<Address>,
     pub(super) found_inf: Option<Address>,
 }
@@ -31,7 +32,8 @@ impl Scaling {
     pub const NONE: Scaling =
         Scaling { world_size: 1, loss_scale: 1.0, clip: 1.0, grad_scale: None, found_inf: None };
 
-    /// Returns the factors of gradients that are sums over `world_size` ranks. The step divides by that number.
+    /// Returns the factors of gradients that are sums over `world_size` ranks. The step divides the gradients by
+    /// `world_size`.
     pub fn mean(world_size: u32) -> Scaling {
         Scaling { world_size, ..Scaling::NONE }
     }
@@ -41,12 +43,13 @@ impl Scaling {
         Scaling { loss_scale, ..self }
     }
 
-    /// Sets a clip coefficient from 0 to 1 that the caller has computed. The default is 1, which clips nothing.
+    /// Sets a clip coefficient from 0 to 1 that the caller has computed. The default is 1. A coefficient of 1 clips
+    /// nothing.
     pub fn clip(self, clip: f64) -> Scaling {
         Scaling { clip, ..self }
     }
 
-    /// Refuses factors that a step cannot divide out.
+    /// Returns an error if a factor is out of range or an address is unaligned.
     pub(super) fn validate(&self) -> Result<()> {
         if self.world_size == 0 {
             return Err(Error::range("world_size", 0, "1 or more"));
@@ -69,7 +72,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Refuses a clip coefficient, for calls in which a norm decides the coefficient.
+    /// Returns an error if a clip coefficient is set. This is for calls in which a norm decides the coefficient.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

@@ -1,7 +1,8 @@
-//! Changes to a bucket between two steps, on either device: hyperparameters, frozen parameters, step counts.
+//! Changes the settings of a bucket between two steps, on a CPU or a GPU: hyperparameters, frozen parameters and step
+//! counts.
 //!
-//! A change is checked as a whole before it takes effect. The methods have the names and the meanings of the stepper's
-//! methods. A device implements only the trait [`Engine`].
+//! If one value of a change is refused, the change has no effect. The methods have the same names and meanings as those
+//! of the stepper. A device implements only the trait [`Engine`].
 
 use super::builder::group_of;
 use super::tensors::Lent;
@@ -16,10 +17,10 @@ pub trait Engine {
     /// Replaces the settings from the next step on, without waiting.
     fn write_settings(&mut self, settings: &Settings);
 
-    /// Waits for all steps, and returns a record's progress.
+    /// Returns a record's progress. If a GPU counts the updates, first waits for all steps.
     fn read_progress(&self, record: usize) -> Result<Progress>;
 
-    /// Waits for all steps, and sets a record's progress.
+    /// Sets a record's progress. If a GPU counts the updates, first waits for all steps.
     fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
 }
 
@@ -30,8 +31,8 @@ impl<E: Engine> BucketStep<E> {
     /// Never waits for a GPU.
     ///
     /// # Errors
-    /// `Layout` if there is no such group, `Config` if the optimizer refuses the learning rate. Nothing has changed
-    /// then.
+    /// `Layout` if there is no such group, `Config` if the optimizer refuses the learning rate. After these errors,
+    /// nothing has changed.
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         let index = group_of(&self.layout, group)?;
         let rule = self.optimizers[index].optimizer.as_rule_mut();
@@ -48,7 +49,8 @@ impl<E: Engine> BucketStep<E> {
     }
 
     /// Sets one or more hyperparameters of a group from the next step on. If a value is refused, none is set. The names
-    /// are the fields of the optimizer's type, as in `torch.optim`. The values are checked together.
+    /// are the fields of the optimizer's type, as in `torch.optim`. The values are checked after all of them have been
+    /// set, so their order does not matter.
     ///
     /// ```
     /// use instep::optim::Value;
@@ -66,25 +68,26 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if there is no such group. `Unsupported` if the optimizer has no hyperparameter of that name and kind,
-    /// or would keep states that the step was not built for. `Config` if values are out of range or exclude each other.
-    /// Nothing has changed then.
+    /// `Layout` if there is no such group. `Unsupported` if the optimizer has no hyperparameter of that name and type.
+    /// `Unsupported` also if the change needs optimizer states for which the step was not built. `Config` if values are
+    /// out of range or exclude each other. After these errors, nothing has changed.
     pub fn set_hyper<V: Into<Value> + Copy>(&mut self, group: &str, changes: &[(&str, V)]) -> Result<()> {
         let mut changed = self.optimizers[group_of(&self.layout, group)?].optimizer.clone();
         changes.iter().try_for_each(|(name, value)| changed.set(name, (*value).into()))?;
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group from the next step on, including those that have default values in
-    /// `optimizer`. Step counts and states do not change. To change only some hyperparameters, as a schedule does, call
-    /// [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
+    /// Replaces all hyperparameters of a group by those of `optimizer`, from the next step on. Fields with default
+    /// values are set too. Step counts and states do not change. To change only some hyperparameters, as a schedule
+    /// does, call [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
     /// `Layout` if there is no such group. `Config` for values out of range. `Unsupported` for another kind of
-    /// optimizer, or one with states that the step was not built for. Nothing has changed then.
+    /// optimizer, or for an optimizer with states for which the step was not built. After these errors, nothing has
+    /// changed.
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
         let of_group = &mut self.optimizers[index];
@@ -125,7 +128,8 @@ impl<E: Engine> BucketStep<E> {
     /// Returns how many updates a parameter has had.
     ///
     /// # Ordering
-    /// Waits for the last step only if a GPU counts the updates ([`enqueue`](BucketStep::enqueue)).
+    /// Waits for all steps if a GPU counts the updates. It does so in the cases in which
+    /// [`enqueue`](BucketStep::enqueue) makes an additional launch for the scalars.
     ///
     /// # Errors
     /// `Layout` if the parameter is not in this bucket. `Device` if the copy from a GPU fails, and `Poisoned` after a
@@ -134,8 +138,8 @@ impl<E: Engine> BucketStep<E> {
         Ok(self.engine.read_progress(self.record(id)?)?.count)
     }
 
-    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which is carried from update to update.
-    /// Returns `None` for all other optimizers.
+    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`). NAdam carries this number from update to
+    /// update. Returns `None` for all other optimizers.
     ///
     /// # Ordering
     /// Ordering as for [`step_count`](Self::step_count).
@@ -165,17 +169,17 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`step_count`](Self::step_count).
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. `Config` if the optimizer
-    /// carries a number, and a count above 0 comes without it. `Config` if the optimizer carries none, and a number
-    /// other than 1 is given. `Config` if the number is not a product of momenta. The product is 1 before the first
-    /// update, and then at least 0 and below 1. Nothing has changed then.
+    /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. If the optimizer carries
+    /// a number, `Config` if the count is above 0 and the number is missing, or if the number is not a possible product
+    /// of momenta. The product is 1 before the first update, and afterwards at least 0 and below 1. If the optimizer
+    /// carries no number, `Config` for a number other than 1. After these errors, nothing has changed.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;
         self.engine.write_progress(record, progress)
     }
 
-    /// Notes which gradients are missing in a call. Does nothing if both this call and the last call have all
+    /// Records which gradients are missing in a call. Does nothing if both this call and the last call have all
     /// gradients.
     pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
         if !lacks_some && !self.lacks_some {
@@ -196,8 +200,8 @@ impl<E: Engine> BucketStep<E> {
         }
     }
 
-    /// Writes to the settings whether steps skip a segment. There is one round, so a segment and its record have the
-    /// same index.
+    /// Writes to the settings whether steps skip a segment. A bucket step has one optimizer per parameter, so a segment
+    /// and its record have the same index.
     fn leave(&mut self, segment: usize) {
         let own = self.plan.segments()[segment].action;
         let action = if self.left[segment].any() { SegmentAction::Leave } else { own };
@@ -205,7 +209,7 @@ impl<E: Engine> BucketStep<E> {
         self.is_stale = true;
     }
 
-    /// Returns whether a record's optimizer carries a number.
+    /// Returns whether a record's optimizer [carries](Self::carried) a number.
     fn carries(&self, record: usize) -> bool {
         // A bucket step has one round.
         let (optimizer, _) = self.assignment.optimizer(0, record);
@@ -214,7 +218,7 @@ impl<E: Engine> BucketStep<E> {
 }
 
 impl GroupOptimizer {
-    /// Refuses an optimizer that does not match the step's launches and states.
+    /// Returns an error if the step was not built for this kind of optimizer or for its states.
     fn refuse_other(&self, group: &str, next: &dyn Optimizer) -> Result<()> {
         let (built, kept) = (self.state_names, next.state_names());
         let thing = format_args!("group `{group}`");

@@ -1,4 +1,4 @@
-//! Checks the tensors of each call: complete, long enough, aligned, writable.
+//! Checks that the tensors of each call are complete, of the right length, aligned and writable.
 //!
 //! All tensors of a call are checked before a stored address changes, so a refused call changes nothing. This file
 //! computes addresses and touches no element.
@@ -13,7 +13,7 @@ use crate::launch::Bases;
 use crate::layout::{Gradients, Plan, Segment, SegmentAction};
 use crate::op::{Memory, Span};
 
-/// The most tensors of a call: parameters, gradients, masters, copies, averages, states and their scales.
+/// The largest number of tensors in a call: parameters, gradients, masters, copies, averages, states and their scales.
 const KINDS: usize = 5 + 2 * STATES;
 
 /// One kind of tensor.
@@ -22,7 +22,7 @@ struct Kind {
     memory: Memory,
     /// The tensor's name in errors.
     name: String,
-    /// Bytes of a unit: an element, or the scale of a block.
+    /// The size of a unit in bytes. A unit is an element, or the scale of a block.
     bytes: u64,
     stored: Stored,
     /// The base-2 logarithm of the number of elements per unit.
@@ -49,8 +49,8 @@ struct Extent {
     /// The parameter's index in the bucket's list.
     place: usize,
     start: u64,
-    /// Number of elements of the parameter and of its gradient. `state_len` is the number in tensors with the layout of
-    /// the states.
+    /// Number of elements of the parameter and of its gradient. `state_len` is the number of elements in each state,
+    /// and in each other tensor with the layout of the states.
     len: u64,
     state_len: u64,
 }
@@ -65,8 +65,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list,
-    /// and `states` has a label for each state, which names the state's optimizers and groups.
+    /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list.
+    /// `states` has a label for each state, by which errors name the state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -97,8 +97,8 @@ impl Shape {
         self.len
     }
 
-    /// Writes the addresses of a step's tensors: one entry for all segments, or one per segment. Returns whether a
-    /// gradient is missing.
+    /// Writes the addresses of a step's tensors to `bases`, in one entry for all segments or in one entry per segment.
+    /// Returns whether a gradient is missing.
     pub(super) fn bind(&self, tensors: &StepTensors<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let (mut is_whole, mut lacks_some) = (true, false);
         for kind in &self.kinds {
@@ -176,7 +176,7 @@ impl Shape {
         self.check_lent(kind, tensor)
     }
 
-    /// Makes all checks of a tensor, except the check that the step may write it.
+    /// Makes all checks of a tensor except one: whether the step may write the tensor.
     fn check_lent(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
         if self.is_on_gpu {
@@ -215,7 +215,7 @@ impl Shape {
         }
     }
 
-    /// Checks the run of the whole bucket, or the run of the parameter at `place` of the bucket's list.
+    /// Checks the run of the whole bucket, or the run of the parameter at index `place` in the bucket's list.
     fn check_run(&self, kind: &Kind, run: &Run, place: Option<usize>, len: u64) -> Result<()> {
         let refuse = |wrong: &dyn std::fmt::Display, remedy| {
             let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
@@ -255,7 +255,7 @@ impl Shape {
         Err(Error::layout(thing, wrong, remedy))
     }
 
-    /// Refuses overlapping runs. This compares only runs that cover the whole bucket.
+    /// Returns an error if two runs overlap. Compares only runs that cover the whole bucket.
     fn refuse_overlap(&self, tensors: &StepTensors<'_>) -> Result<()> {
         let mut runs = [(0, 0, 0); KINDS];
         let mut count = 0;
@@ -283,7 +283,7 @@ impl Shape {
     }
 }
 
-/// Refuses a tensor that a GPU cannot reach.
+/// Returns an error if a GPU cannot access the tensor.
 fn refuse_unreached(kind: &Kind, tensor: &Lent<'_>) -> Result<()> {
     if tensor.element.is_some() && !tensor.is_on_gpu {
         let remedy = "give device addresses";

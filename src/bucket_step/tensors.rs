@@ -19,8 +19,8 @@ pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 /// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one contiguous run of
 /// elements for the whole bucket, or one such run per parameter.
 ///
-/// One run has the bucket's offsets: element k of the bucket lies k elements after the run's start. Runs per parameter
-/// come in the order in which the bucket lists its parameters.
+/// A run for the whole bucket has the bucket's offsets: element k of the bucket lies k elements after the run's start.
+/// If there is one run per parameter, the runs come in the order in which the bucket lists its parameters.
 ///
 /// If each gradient has its own run, some gradients may be missing. The call skips a parameter without a gradient, as
 /// if the parameter were [frozen](super::BucketStep::set_frozen). The parameter's tensors and step count do not change,
@@ -31,8 +31,8 @@ pub struct Lent<'a> {
     /// The type of a slice's elements. `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
-    /// Whether the slice lies on a GPU. False for an address: the caller of `Lent::at` promises that it lies on the
-    /// step's device.
+    /// Whether the slice lies on a GPU. For an address this is false, and the caller of `Lent::at` promises that the
+    /// address lies on the step's device.
     pub(super) is_on_gpu: bool,
     _tensors: PhantomData<&'a mut c_void>,
 }
@@ -43,7 +43,7 @@ pub(super) enum Location {
     Each(Runs),
 }
 
-/// An address (or 0), and the length in elements if the length is known.
+/// The address of a run, and the run's length in elements if it is known. A missing run has the address 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) address: usize,
@@ -83,7 +83,7 @@ impl Runs {
 }
 
 impl Run {
-    /// A missing run. The address 0 is unambiguous, because an empty slice has another address.
+    /// A missing run. Its address is 0. No slice has this address, not even an empty one.
     const NONE: Run = Run { address: 0, elements: Some(0) };
 
     fn of<T>(slice: &[T]) -> Run {
@@ -104,8 +104,8 @@ impl<'a> Lent<'a> {
     /// Lends a run that a step may write.
     ///
     /// # Shapes
-    /// The run has as many elements as the bucket, in the precision's type. Remainders are `u16` or `u8`, and 8-bit
-    /// states are `u8` with scales of f32, one per 256 elements. Other types do not compile:
+    /// The run has as many elements as the bucket, in the type that the precision sets. Remainders are `u16` or `u8`,
+    /// and 8-bit states are `u8` with scales of f32, one per 256 elements. Other types do not compile:
     ///
     /// ```compile_fail,E0277
     /// instep::bucket_step::Lent::slice_mut(&mut [1i32]);
@@ -315,8 +315,8 @@ impl<'a> StepTensors<'a> {
         all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
-    /// Makes a set of parameters and summed gradients. The optimizer and the precision decide which other tensors a
-    /// step needs.
+    /// Returns tensors with only parameters and summed gradients. The optimizer and the precision decide which other
+    /// tensors you must add.
     pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
         let (states, scales, has_more) = (none(), none(), false);
@@ -353,7 +353,7 @@ impl<'a> StepTensors<'a> {
         StepTensors { master: Some(master), ..self }
     }
 
-    /// Adds the copy of the parameters in another type, which a step only writes.
+    /// Adds the copy of the parameters in another type. A step writes the copy and never reads it.
     pub fn copy(self, copy: Lent<'a>) -> StepTensors<'a> {
         StepTensors { copy: Some(copy), ..self }
     }

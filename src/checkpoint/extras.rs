@@ -1,10 +1,10 @@
 //! The trainer's own scalars and texts, saved together with the stepper.
 //!
-//! The types here are plain data. Saving refuses names that a checkpoint uses itself.
+//! The types here are plain data. A save returns an error for a name that checkpoints use themselves.
 
 use std::collections::BTreeMap;
 
-/// The trainer's own scalars and texts, which a checkpoint contains in addition to the stepper's data.
+/// The trainer's own scalars and texts. A checkpoint contains them in addition to the stepper's data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be one of the checkpoint's own

@@ -1,7 +1,8 @@
 //! Replaces a file atomically: writes a new file in the same folder, flushes it, renames it, and flushes the folder.
 //!
 //! A run that is killed during the write leaves the old file and a hidden partial file (`partial.rs`). The path never
-//! has an incomplete file. The new file never has wider permissions than the old file, not even while it is written.
+//! has an incomplete file. The new file has the permissions of the old file. While the new file is written, its owner
+//! has write permission too.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -11,10 +12,11 @@ use std::path::{Path, PathBuf};
 use super::partial::{Partial, numbered, remove_leftovers};
 use crate::error::{Error, Result};
 
-/// The most symbolic links in a chain. A path with more links is refused, as on Linux.
+/// The largest number of symbolic links in a chain. A path with more links is refused, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// The file-system calls, for a test that records their order. The order decides what survives a power failure.
+/// The file-system calls that replace a file. A test implements this trait to record the order of the calls. This order
+/// decides what survives a power failure.
 trait Disk {
     fn sync(&self, file: &File) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -42,8 +44,8 @@ impl Disk for System {
 ///
 /// # Errors
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses a call, and the errors of `write`.
-/// After these errors the old file is unchanged. If flushing the folder failed, however, the new file is already in its
-/// place.
+/// After these errors the old file is unchanged, with one exception: if flushing the folder fails, the new file has
+/// already replaced it.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
@@ -54,7 +56,7 @@ pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }
 
-/// Opens the file that rank 0 writes for this path.
+/// Opens the partial file that rank 0 has created for this path.
 pub(super) fn open_partial(path: &Path, number: u64) -> Result<File> {
     let path = &follow_links(path)?;
     let (folder, name) = parted(path)?;
@@ -108,8 +110,8 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-/// Adds write permission for the owner. A file has the returned permissions while this process or another one writes
-/// it.
+/// Adds write permission for the owner. The partial file has the returned permissions while this process or another
+/// rank writes it.
 fn to_write(mut permissions: Permissions) -> Permissions {
     #[cfg(unix)]
     {

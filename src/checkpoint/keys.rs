@@ -2,17 +2,17 @@
 //!
 //! The names are a part of the file format, so they must not change.
 
-/// The prefix of a parameter's name.
+/// The name of a parameter's tensor consists of this prefix and the parameter's name.
 pub(super) const PARAM: &str = "param.";
-/// The prefix of `NAME.STATE`: a parameter's name, a dot, and the name of one of its states.
+/// The name of a state's tensor consists of this prefix, the parameter's name, a dot and the state's name.
 pub(super) const STATE: &str = "state.";
-/// The prefix of a parameter's name, for its moving average.
+/// The name of a moving average's tensor consists of this prefix and the parameter's name.
 pub(super) const EMA: &str = "ema.";
-/// The step count's name. It is used like a state's name.
+/// In a key, the name of a step count stands in the place of a state's name.
 pub(super) const STEP: &str = "step";
 /// The name of the tensor that has the checksums.
 pub const CHECKSUMS: &str = "crc32";
-/// The names of the stepper's scalars.
+/// The name of a scalar of the stepper. The next three names are further scalars of the stepper.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";

@@ -1,13 +1,14 @@
-//! Saves a training in one file, from which it resumes bit for bit. The file is complete, or it does not exist.
+//! Saves the state of a training in one file, and loads such a file. The resumed training has the same bits as an
+//! uninterrupted training. A save never leaves an incomplete file at its path.
 //!
-//! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
-//! rank count or instruction set. It loads into any stepper with the same names and lengths of parameters, and with an
-//! optimizer that keeps states of the same names.
+//! A checkpoint is a safetensors file, and any reader of that format can open it. Its contents do not depend on the
+//! buckets, the mode, the number of ranks or the instruction set. Any stepper can load the checkpoint if its parameters
+//! have the same names and lengths, and if its optimizer has states of the same names.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
-//! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, also with
-//! stochastic rounding. A stepper of another precision resumes from the same values. If its types have fewer bits,
-//! values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
+//! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, even with
+//! stochastic rounding. A stepper of another precision resumes from the same values. If one of its types has fewer
+//! bits, values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
@@ -19,16 +20,16 @@
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | the state of [dynamic loss scaling](crate::LossScaler), if there is any |
 //! | `schedule.step` | U64 scalar | the step number of [learning-rate schedules](crate::LrSchedule) |
 //! | `clip.previous_norm` | F64 scalar | the norm by which [`Clip::Previous`](crate::Clip::Previous) clips next, if there is one yet |
-//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; a scaler's state and a norm to clip by are also extras if the stepper has no use for them |
-//! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
+//! | any other name | F64 or U64 scalar | a scalar of [`Extras::scalars`]; a load adds the loss scaler's state and the previous norm to these scalars if the stepper does not use them |
+//! | `crc32` | U32, last in the file | the CRC-32 (as in zlib) of the header and its length, then the CRC-32 of each tensor with data, in the order of the file |
 //!
 //! A parameter's name may have dots, but a state's name has none. A key is therefore split at its last dot. The file
 //! has no gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that
-//! loads a file keeps its own settings. If a run has [changed](Stepper::set_hyper) them, set them again. If the stepper
-//! keeps moving averages and the file has none, the averages start as the loaded parameters. If the file has averages
-//! and the stepper keeps none, the load is refused. [Copies](crate::StepperBuilder::copy_params) are not saved. A load
-//! does not change a parameter's copy. The next update writes the copy. [`export`] writes only the parameters, in their
-//! own types.
+//! loads a file keeps its own settings. If a run has [changed](Stepper::set_hyper) its settings, set them again after a
+//! load. If the stepper keeps moving averages and the file has none, the averages start as the loaded parameters. If
+//! the file has averages and the stepper keeps none, the load is refused. [Copies](crate::StepperBuilder::copy_params)
+//! are not saved. A load does not change a parameter's copy. The next update writes the copy. [`export`] writes only
+//! the parameters, in their own types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -91,10 +92,11 @@ use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
-/// Saves to a file and replaces it atomically. **Only rank 0 writes**. Other ranks return at once, so every rank may
-/// call this. With [shards](crate::Strategy), all ranks must make this call, and each rank sends its shards to rank 0.
-/// (With [`save_together`], each rank writes its own shards.) The file is the same as without shards. If ranks have
-/// different models, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
+/// Saves a checkpoint to a file, and atomically replaces a file at `path`. **Only rank 0 writes**. Without
+/// [shards](crate::Strategy), the other ranks may make this call too, and return at once. With shards, all ranks must
+/// make this call, and each rank sends its shards to rank 0. (With [`save_together`], each rank writes its own shards.)
+/// The file has the same bytes as without shards. If ranks have different models, each rank calls [`write()`] instead.
+/// [`save_with`] also saves the trainer's own scalars and texts.
 ///
 /// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
 /// flushed to disk and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read.
@@ -106,15 +108,15 @@ use safetensors::{Data, Header, inside};
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass. `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are
-/// more names than the format can hold. `File` if the file cannot be written. If the error says that the folder cannot
-/// be flushed, the new file is complete, but a power failure may lose it.
+/// `Order` inside a pass. `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if the file's
+/// header would be too long for the format. `File` if the file cannot be written. If the error says that the folder
+/// cannot be flushed, the new file is complete, but a power failure may lose it.
 pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. The scalars and texts of rank 0 are
-/// saved.
+/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. Only the scalars and texts of rank
+/// 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
@@ -182,10 +184,10 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
     write::write(stepper, extras, out)
 }
 
-/// Loads a checkpoint. Parameters, states and step counts go into the stepper, and the rest is returned. Every rank
-/// must load the same file, because states are never broadcast. If a rank loaded another file or none, the next
-/// collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of
-/// rank 0.
+/// Loads a checkpoint. Parameters, states and step counts are written to the stepper. The remaining scalars and the
+/// texts are returned. Every rank must load the same file, because states are never broadcast. If a rank loaded another
+/// file or none, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass
+/// broadcasts the parameters of rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again
 /// before it is written. Nothing in the stepper changes before the whole file has been checked.
@@ -214,7 +216,8 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
     restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
 }
 
-/// Loads a state of `torch.optim` from a safetensors file. The file needs no checksum. Python writes it as follows:
+/// Loads the state of a `torch.optim` optimizer from a safetensors file. The file needs no checksums. Write it in
+/// Python as follows:
 ///
 /// ```python
 /// from safetensors.torch import save_file
@@ -258,15 +261,15 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
 /// ```
 ///
-/// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the index
-/// in `order`, a list of names. Without `order`, the number is the index in the order of registration. torch numbers
-/// parameters group by group, so pass `order` if there are several groups. A wrong order is not detected if the lengths
-/// happen to agree. A key that is both a name and a number counts as a name. The file may have all parameters or none,
-/// and all moving averages or none. As in torch, a parameter without any state has had no update. For any other
-/// parameter, the file must have all states that the parameter's group uses, and `step`. A momentum buffer needs no
-/// `step`, because torch saves none. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one
-/// whole number of any type. NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported
-/// too, and its checksums are verified.
+/// The key of a state contains the parameter's name, or the parameter's number in torch's `state_dict`. The number is
+/// an index into `order`, a list of parameter names. Without `order`, the number is the parameter's index in the
+/// layout. torch numbers parameters group by group, so pass `order` if there are several groups. A wrong order is not
+/// detected if the lengths happen to agree. A number that is also the name of a parameter counts as a name. The file
+/// may have all parameters or none, and all moving averages or none. As in torch, a parameter without any state has had
+/// no update. For any other parameter, the file must have all states that the parameter's group uses, and `step`. If
+/// the only state is a momentum buffer, `step` is not needed, because torch saves none for it. Values are F32, F16 or
+/// BF16, or F64 that f32 represents exactly. `step` is one whole number (F32, F64, I64 or U64). NAdam also needs
+/// `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are verified.
 ///
 /// # Ordering
 /// Ordering as for [`load`]. The rules for several ranks are also those of `load`.

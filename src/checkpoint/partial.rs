@@ -1,7 +1,8 @@
-//! The hidden file that a save writes first, and then renames to the real name.
+//! The hidden file that a save writes first. When it is complete, the save renames it to the real name.
 //!
-//! Its name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. The file is removed if it
-//! is not renamed. This module never removes a file that a live run may still be writing for another name.
+//! Its name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. If the save fails, the
+//! file is removed. A live run may still be writing a hidden file for another name. This module removes such a file
+//! only if nothing has been written to it for a day.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -20,7 +21,7 @@ const DIGITS: usize = 16;
 /// The longest name, in bytes, that all usual file systems allow.
 const MAX_NAME_BYTES: usize = 255;
 
-/// The bytes that are left for NAME: the length without the two dots, the digits and the suffix.
+/// The longest NAME, in bytes: the rest of the name is two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
 /// A writer that has not written for this long is assumed to be dead.
@@ -36,7 +37,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Creates the hidden file for a file called `name`. `permissions` are those of the file that it will replace, if
+    /// Creates the hidden file for a file called `name`. `permissions` are those of the file that will be replaced, if
     /// there is one.
     pub(super) fn create(
         folder: &Path,
@@ -63,7 +64,7 @@ pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
     folder.join(own)
 }
 
-/// Creates a file that never has wider permissions than these, not even for a moment.
+/// Creates a file. From its creation on, it has at most the given permissions.
 fn open_new(path: &Path, permissions: Option<&Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -85,8 +86,9 @@ impl Drop for Partial {
     }
 }
 
-/// Removes the files that killed runs have left for this name, and files for other names that are a day old. Another
-/// live writer for this name gets an error when it renames its file.
+/// Removes all partial files for this name. Also removes partial files for other names if nothing has been written to
+/// them for a day. If another live process is writing a partial file for this name, that process gets an error when it
+/// renames the file.
 pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     let own = stem(name);
     for entry in std::fs::read_dir(folder)? {
@@ -101,7 +103,8 @@ pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the name. A name that is too long is shortened to its beginning and a hash of the whole name.
+/// Returns the NAME of a partial file. If `name` is too long, NAME consists of the beginning of `name` and a hash of
+/// all of `name`.
 fn stem(name: &OsStr) -> OsString {
     let bytes = name.as_encoded_bytes();
     if bytes.len() <= MAX_STEM_BYTES {
@@ -115,7 +118,7 @@ fn stem(name: &OsStr) -> OsString {
     OsString::from(format!("{}{hash}", &text[..end]))
 }
 
-/// Returns the stem of a partial file's name, or `None` for any other name.
+/// Returns the NAME in a partial file's name, or `None` if this is not the name of a partial file.
 fn target(found: &[u8]) -> Option<&[u8]> {
     let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;

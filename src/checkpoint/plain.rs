@@ -1,4 +1,5 @@
-//! Files that have only parameters, for other programs. Names, shapes and types are those of the trainer.
+//! Reads and writes files that have only parameters, for other programs. Names, shapes and types are those of the
+//! trainer.
 //!
 //! This module depends on the reader and the writer of checkpoints. Such a file has no states, so a training cannot
 //! resume from it.
@@ -33,8 +34,8 @@ const METADATA: &str = "__metadata__";
 
 /// Writes only the parameters to a safetensors file, and atomically replaces a file at `path`. Names and shapes are
 /// those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
-/// `VarBuilder::from_mmaped_safetensors` load the file as it is. All ranks make this call and **only rank 0 writes**,
-/// as in [`save`](super::save).
+/// `VarBuilder::from_mmaped_safetensors` load the file as it is. As with [`save`](super::save), all ranks make this
+/// call and **only rank 0 writes**.
 ///
 /// ```
 /// use instep::checkpoint::{self, Export};
@@ -52,8 +53,8 @@ const METADATA: &str = "__metadata__";
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save). `Unsupported` for averages that the stepper does not keep, `Layout` for a
-/// parameter called `__metadata__`.
+/// Errors as for [`save`](super::save). `Unsupported` if `values` asks for moving averages and the stepper has none.
+/// `Layout` for a parameter called `__metadata__`.
 pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
     save_file(stepper, path.as_ref(), |out| write(stepper, values, out))
 }
@@ -99,9 +100,10 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
     out.flush().map_err(failed)
 }
 
-/// Loads parameters from a safetensors file that has them under their own names. [`export`] and PyTorch's
-/// `save_file(model.state_dict())` write such files. States and step counts stay as they are. Moving averages begin as
-/// the loaded parameters. Every rank may load. The next pass broadcasts the parameters of rank 0 to every rank.
+/// Loads parameters from a safetensors file in which each tensor has the name of its parameter. [`export`] and
+/// PyTorch's `save_file(model.state_dict())` write such files. States and step counts do not change. Moving averages
+/// start as the loaded parameters. Every rank may load the file, but the next pass broadcasts the parameters of rank 0
+/// to every rank.
 ///
 /// For a parameter of any type, values may be F32, F16 or BF16, or F64 that f32 represents exactly. If the parameter's
 /// type has fewer bits, values are rounded to nearest.
@@ -110,7 +112,8 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 /// Ordering as for [`load`](super::load).
 ///
 /// # Errors
-/// Errors as for [`load`](super::load): the file must hold every parameter, and nothing else.
+/// Errors as for [`load`](super::load). `Checkpoint` also if the file lacks a parameter, or has a tensor that is not a
+/// parameter.
 pub fn import_params<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Result<()> {
     restore(stepper, source, false, |header, stepper| sort(header, stepper)).map(drop)
 }

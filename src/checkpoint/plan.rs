@@ -1,7 +1,7 @@
 //! Maps each tensor of a file to a tensor of a stepper, using only the file's header.
 //!
-//! A checkpoint of this library has exactly the stepper's tensors. This module reads no data, and refuses a file with
-//! any other tensor.
+//! A checkpoint of this library must have every tensor of the stepper. All its other tensors must be scalars of the
+//! trainer. This module reads no data.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(super) type Named<'h> = (&'h str, &'h Tensor);
 #[derive(Default)]
 pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
-    /// States that become zero.
+    /// States that the load sets to zero.
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
@@ -41,7 +41,7 @@ pub(super) enum Part {
     Ema,
 }
 
-/// The step count of one of a parameter's optimizers, or of all of them.
+/// The step count of one of a parameter's optimizers. If `optimizer` is `None`, it is the step count of the parameter.
 pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
@@ -50,7 +50,7 @@ pub(super) struct Counted<'h> {
     pub(super) carried: Option<Named<'h>>,
 }
 
-/// Source of a step count.
+/// The source of a step count: a tensor of the file, or a number.
 #[derive(Clone, Copy)]
 pub(super) enum Count<'h> {
     Stored(Named<'h>),
@@ -99,7 +99,8 @@ impl<'h> Plan<'h> {
         Ok(plan)
     }
 
-    /// Adds a tensor to the trainer's scalars, because it does not belong to the stepper.
+    /// Adds a tensor to the trainer's scalars, because it does not belong to the stepper. Returns an error if the
+    /// tensor cannot be a scalar of the trainer.
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
@@ -112,7 +113,7 @@ impl<'h> Plan<'h> {
 }
 
 impl<'h> Piece<'h> {
-    /// Accepts a tensor of real numbers with as many elements as the parameter, in any shape.
+    /// Checks that the tensor has real numbers and as many elements as the parameter. Its shape may differ.
     pub(super) fn new<D: Device>(
         from: Named<'h>,
         stepper: &Stepper<D>,
@@ -134,13 +135,13 @@ impl<'h> Piece<'h> {
 }
 
 impl<'h> Count<'h> {
-    /// Accepts a tensor of one element, in any shape.
+    /// Checks that the tensor has one element, in any shape.
     pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
         require_one(from, "save the step count as one number").map(Count::Stored)
     }
 }
 
-/// Accepts a number that an optimizer carries: one element, stored without rounding.
+/// Checks the tensor of a number that an optimizer carries. It must be F32 or F64 and have one element.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     require_one(from, "save the product as one number")

@@ -1,8 +1,8 @@
-//! Loads a file into a stepper by reading it twice: the first reading finds every fault, and the second changes the
+//! Loads a file into a stepper by reading it twice. The first reading checks the file, and the second changes the
 //! stepper.
 //!
-//! In the second reading too, a tensor is read and checked as a whole before any of it is written. Nothing is written
-//! before the first reading has ended.
+//! Nothing in the stepper changes before the first reading has ended. The second reading checks each tensor again. Each
+//! tensor of the stepper changes only after this check.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
@@ -19,7 +19,8 @@ use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 use crate::text::quoted;
 
-/// Calls `sort` to plan the load, checks the file, and loads it. With `own`, this library must have written the file.
+/// Calls `sort` to plan the load, checks the file, and loads it. If `own` is true, the file must be a checkpoint of
+/// this library.
 pub(super) fn restore<D: Device, R: Read + Seek>(
     stepper: &mut Stepper<D>,
     source: R,
@@ -96,7 +97,7 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Reads these scalars. Each must have the type and the range that belong to its name.
+    /// Finds the stepper's scalars in `scalars`. Each must have the type and the range that belong to its name.
     pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
         let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
@@ -128,7 +129,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Removes from `scalars` those that the stepper uses and accepts, and returns them.
+    /// Removes the scalars that the stepper uses and accepts from `scalars`, and returns them.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -146,7 +147,8 @@ impl Own {
         Ok(own)
     }
 
-    /// Sets these scalars in the stepper. A checkpoint has no norm if it was written before any pass had a norm.
+    /// Sets these scalars in the stepper. A checkpoint that was saved before any pass had a norm has no norm. Loading
+    /// it removes the stepper's previous norm.
     fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;
@@ -161,7 +163,7 @@ impl Own {
     }
 }
 
-/// Makes the second reading, which changes the stepper.
+/// Reads the file a second time, and changes the stepper.
 fn load<D: Device, R: Read + Seek>(
     stepper: &mut Stepper<D>,
     source: &mut Verified<R>,
@@ -250,7 +252,7 @@ fn stored<R: Read + Seek, T>(
     Ok(number)
 }
 
-/// Returns a scalar of 8 bytes.
+/// Converts the 8 bytes of a scalar.
 fn scalar(dtype: Dtype, bytes: &[u8]) -> Option<Scalar> {
     let bits = u64::from_le_bytes(*bytes.first_chunk()?);
     Some(if dtype == Dtype::F64 { Scalar::F64(f64::from_bits(bits)) } else { Scalar::U64(bits) })

@@ -1,7 +1,8 @@
 //! One file that ranks write together: each rank writes its own part of every tensor.
 //!
 //! Rank 0 creates the file, and the other ranks find it by a random number in its name. Each rank reports its failures
-//! to the others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
+//! to the others, so all ranks make the same collective calls. The file is renamed only after all ranks have written
+//! and flushed.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -17,13 +18,14 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::stepper::{Stepper, WORD_BYTES};
 
-/// The length of the fixed part of rank 0's message: whether rank 0 has failed, and three numbers.
+/// The length of the fixed part of rank 0's message. This part has one number that says whether rank 0 has failed, and
+/// three more numbers.
 const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 
 /// Bytes of an element in the file.
 const ELEMENT_BYTES: u64 = DType::F32.bytes();
 
-/// The facts that each rank must know before it writes.
+/// The data that rank 0 sends to each rank before the rank writes.
 #[derive(Clone, Copy, Default)]
 struct Start {
     /// The random number in the name of the file.
@@ -41,9 +43,10 @@ struct Written {
 }
 
 /// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy), so no rank
-/// gathers. The file has the same bytes as that of [`save`](super::save), and [`load`](super::load) reads it with any
-/// strategy. All ranks must make this call, each with a path to the same file. All ranks must be able to reach the file
-/// system of this path. With [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others
+/// gathers the shards of other ranks. The file has the same bytes as a file of [`save`](super::save), and
+/// [`load`](super::load) reads it with any strategy. All ranks must make this call, each with a path to the same file.
+/// All ranks must be able to reach the file system of this path. With
+/// [`shard_size`](crate::StepperBuilder::shard_size), only the ranks of the first group write, and the other ranks
 /// wait. Without shards, this call is the same as `save`.
 ///
 /// ```
@@ -61,11 +64,11 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. Rank 0 writes the scalars,
-/// the tensors without shards, and the checksums, which it combines from the checksums of all parts. Each rank flushes
-/// its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok`
-/// before rank 0 has done this. The file system must allow several hosts to write different bytes of one file. Loading
-/// checks every byte.
+/// Rank 0 creates the hidden file that [`save`](super::save) describes, with its full length. Rank 0 writes the scalars
+/// and the tensors without shards. It also combines the checksums of all ranks' parts and writes the results. Each rank
+/// flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns
+/// `Ok` before rank 0 has done all this. The file system must allow several hosts to write different bytes of one file.
+/// Loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps and for all ranks. The [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -76,7 +79,7 @@ struct Written {
 /// the others return a `Checkpoint` error that names the failed rank. A rank that does not find rank 0's file also
 /// returns `Checkpoint`. After these errors, the old file is unchanged, the partial file is removed, and the stepper
 /// still works. `PeerLost`, `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end,
-/// the new file may exist, and is then complete.
+/// the new file may already have replaced the old file. The new file is complete then.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
@@ -105,8 +108,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's collective calls. The first call tells the other ranks to start, or that rank 0 has failed. The later
-/// calls collect and join the parts, and tell the other ranks the result.
+/// Makes rank 0's collective calls. The first call starts the other ranks, or reports that rank 0 has failed. The later
+/// calls collect the checksums of the parts, and send the result to the other ranks.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -169,7 +172,7 @@ fn write_parts<D: Device>(
     Ok(all)
 }
 
-/// Joins the checksums of all ranks' parts. The parts of a tensor follow one another.
+/// Combines the checksums of all ranks' parts. The parts of a tensor follow one another in the order of the ranks.
 fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<u32>> {
     let mut parts = vec![own];
     for (rank, report) in all.iter().enumerate().skip(1) {
@@ -215,7 +218,7 @@ fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
     Ok(parts.iter().map(|[checksum, bytes]| Written { checksum: *checksum as u32, bytes: *bytes }).collect())
 }
 
-/// Sends all ranks the facts that they need to start, or says that rank 0 has failed.
+/// Sends a `Start` to all ranks, or the error with which rank 0 has failed.
 fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     let (numbers, text) = match said {
         Ok(Start { number, first_bytes, rank_0s }) => {

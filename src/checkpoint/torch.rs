@@ -2,8 +2,8 @@
 //! leaves out.
 //!
 //! torch saves no state before a parameter's first update, no state that the group does not use, and no step count with
-//! a momentum buffer. This module must refuse an incomplete state, because Adam would silently step with the wrong bias
-//! correction.
+//! a momentum buffer. Any other missing state is an error. If Adam's step count were missing, for example, Adam would
+//! silently step with the wrong bias correction.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result, one_of};
 use crate::layout::{Layout, ParamId};
 use crate::stepper::Stepper;
 
-/// The only state that torch keeps without a step count.
+/// The only state that torch saves without a step count.
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Finds a parameter by name or number.
@@ -30,7 +30,7 @@ struct Names<'a> {
 struct Found<'h> {
     states: Vec<Cow<'static, str>>,
     count: Option<Named<'h>>,
-    /// The numbers that the optimizers carry, by name.
+    /// The numbers that the parameter's optimizers carry from update to update, with their keys in the file.
     carried: Vec<Named<'h>>,
 }
 
@@ -97,7 +97,8 @@ pub(super) fn sort<'h, D: Device>(
 }
 
 impl Found<'_> {
-    /// Adds the step count, and zeros for states that the group does not use or that torch has not made yet.
+    /// Adds the step count. Also adds zeros for states that the group does not use, and for states that torch has not
+    /// created yet.
     fn complete<'h, D: Device>(self, stepper: &Stepper<D>, id: ParamId, plan: &mut Plan<'h>) -> Result<()>
     where
         Self: 'h,

@@ -102,7 +102,7 @@ impl Tensor {
     }
 }
 
-/// Returns the scalars. They come first in the file because they have 8 bytes, so each tensor is aligned to its
+/// Returns the scalars. They come first in the file. Each takes 8 bytes, so every tensor after them is aligned to its
 /// elements.
 fn scalars<D: Device>(
     stepper: &Stepper<D>,
@@ -173,7 +173,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Refuses scalars that a load would take for the stepper's own scalars, or that a load would refuse.
+/// Returns an error for extras that a load would mistake for data of the stepper, or would refuse.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,

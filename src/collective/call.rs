@@ -2,8 +2,8 @@
 //! itself.
 //!
 //! The code that makes a `Call` guarantees that nothing else uses the buffers, so an implementation of `Collective`
-//! needs no unsafe code. Host memory is given as slices, and no safe code changes an address or a length.
-//! `std::io::IoSliceMut` is a similar safe view for an interface that takes pointers.
+//! needs no unsafe code. An implementation gets host memory as slices, and safe code cannot change a buffer's address
+//! or length. `std::io::IoSliceMut` is a similar safe view of memory for system calls that take pointers.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -31,11 +31,12 @@ unsafe impl Send for Addresses {}
 // SAFETY: these are plain numbers until one is dereferenced. The code that dereferences it is responsible.
 unsafe impl Sync for Addresses {}
 
-/// One collective call of one rank: a [`CallKey`], on which ranks must agree, and this rank's buffers.
+/// One rank's call in a collective. It consists of a [`CallKey`], which must be equal on all ranks, and of this rank's
+/// buffers.
 ///
-/// Nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns, or on a GPU until the stream has
-/// passed the call. [`source`](Self::source), [`target`](Self::target) and [`in_place`](Self::in_place) return buffers
-/// in host memory as slices.
+/// On the host, nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns. On a GPU, nothing else
+/// uses them until the stream has passed the call. If the buffers are in host memory, [`source`](Self::source),
+/// [`target`](Self::target) and [`in_place`](Self::in_place) return them as slices.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,18 +66,18 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a `Call` on raw buffers, in a group of `world_size` ranks. Without a stream, the buffers are in host
+    /// Makes a `Call` on raw buffers, in a group of `world_size` ranks. If `stream` is `None`, the buffers are in host
     /// memory.
     ///
     /// # Shapes
-    /// The longer buffer has `key.bytes` bytes. The shorter buffer is `dst` in a reduce-scatter and `src` in an
-    /// all-gather. The shorter buffer's length is `key.bytes` divided by the number of ranks. `dst` may equal `src`. In
-    /// a reduce-scatter `dst` may be this rank's part of `src`, and in an all-gather `src` may be this rank's part of
-    /// `dst`. Otherwise the buffers do not overlap.
+    /// Each buffer has `key.bytes` bytes, with two exceptions: `dst` in a reduce-scatter and `src` in an all-gather
+    /// have `key.bytes / world_size` bytes. `dst` may be the same address as `src`. In a reduce-scatter `dst` may be
+    /// this rank's part of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise the buffers do
+    /// not overlap.
     ///
     /// # Safety
-    /// Both buffers are valid for their lengths, initialised and aligned to the element. Nothing else touches them
-    /// while the `Call` lives. On a GPU, nothing else touches them until the stream has passed the call.
+    /// Both buffers are valid for their lengths, initialised, and aligned to the element type. Nothing else touches
+    /// them while the `Call` lives. On a GPU, nothing else touches them until the stream has passed the call.
     pub unsafe fn new(
         key: CallKey,
         world_size: u32,
@@ -92,13 +93,15 @@ impl<'a> Call<'a> {
         Call { key, addresses, src_bytes, dst_bytes, deadline, stream, words: None, memory: PhantomData }
     }
 
-    /// Makes a `Call` on host memory, for the ranks of `comm`: from `source` to `target`, or in place in `target`.
+    /// Makes a `Call` on host memory, for the ranks of `comm`. The call reads `source` and writes `target`. If `source`
+    /// is `None`, the call is in place in `target`.
     ///
     /// # Shapes
-    /// The buffers' lengths are as for [`new`](Self::new). In place, `target` has the length of the longer buffer.
+    /// `source` and `target` have the lengths of `src` and `dst` in [`new`](Self::new). In a call in place, `target`
+    /// has `key.bytes` bytes.
     ///
     /// # Errors
-    /// `Layout` if a buffer does not have the length that the key gives, or is not aligned to its elements.
+    /// `Layout` if a buffer's length does not match the key, or if a buffer is not aligned to its elements.
     pub fn on_host(
         comm: &(impl Collective + ?Sized),
         key: CallKey,
@@ -142,7 +145,7 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds the text of this rank's agreement. The error quotes this text if ranks differ.
+    /// Adds the text of this rank's agreement. If ranks differ, the error message quotes this text.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -156,8 +159,8 @@ impl<'a> Call<'a> {
         self.key
     }
 
-    /// Returns the address of the source. The address is aligned to 64 bytes. If the stepper borrows the memory, or if
-    /// the elements are counts of ranks, the address is aligned only to the element.
+    /// Returns the address of the source. The address is aligned to 64 bytes, with two exceptions. Borrowed memory, and
+    /// elements that count how many ranks used a parameter, are aligned only to the element type.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
@@ -187,16 +190,16 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the stream to enqueue on, or `None` if the buffers are in host memory and no GPU takes part. With
-    /// [offload](crate::StepperBuilder::offload) on a GPU, the buffers of `Sum64`, `Max32` and `Min32` are page-locked
-    /// host memory. The GPU uses the same addresses for this memory.
+    /// [offload](crate::StepperBuilder::offload) on a GPU, calls of `Sum64`, `Max32` and `Min32` have a stream,
+    /// although their buffers are in page-locked host memory. The GPU accesses this memory at the same addresses.
     pub fn stream(&self) -> Option<StreamHandle> {
         self.stream
     }
 
-    /// Returns the stream of a call on a GPU's memory.
+    /// Returns the [`stream`](Self::stream), or an error if there is none.
     ///
     /// # Errors
-    /// `Unsupported` if the buffers are in host memory.
+    /// `Unsupported` if there is no stream, because the buffers are in host memory.
     pub fn require_stream(&self) -> Result<StreamHandle> {
         let remedy = "use a collective that reaches the host";
         self.stream.ok_or_else(|| {
@@ -204,7 +207,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses buffers that are not in host memory, and lengths for another number of ranks.
+    /// Returns an error if the buffers are not in host memory, or if their lengths do not fit `world_size` ranks.
     ///
     /// # Errors
     /// `Unsupported` for a GPU's memory, `Layout` for wrong lengths.
@@ -231,7 +234,8 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts(self.addresses.src, len) })
     }
 
-    /// Returns the bytes of the destination. If the call is in place, these are at first the bytes of the source.
+    /// Returns the bytes of the destination. In a call in place, the destination first contains the bytes of the
+    /// source.
     ///
     /// # Errors
     /// `Unsupported` if the destination is in a GPU's memory.
@@ -242,10 +246,11 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
 
-    /// Copies the source to the destination unless both are the same buffer, and returns the destination.
+    /// Returns the destination, after copying the source to it. If both are the same buffer, nothing is copied.
     ///
     /// # Errors
-    /// Errors as for [`target`](Self::target). `Unsupported` if one buffer is a part of the other.
+    /// Errors as for [`target`](Self::target). `Unsupported` if the buffers differ in length, as in a reduce-scatter or
+    /// an all-gather.
     pub fn in_place(&mut self) -> Result<&mut [u8]> {
         if self.src_bytes != self.dst_bytes {
             return Err(self.unknown_kind());
@@ -281,13 +286,14 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the number of parts of the longer buffer.
+    /// Returns the number of equal parts in the longer buffer. A reduce-scatter and an all-gather have one part per
+    /// rank, and other collectives have one part.
     fn parts(&self, world_size: u32) -> u64 {
         let is_sharded = matches!(self.key.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
         if is_sharded { world_size.into() } else { 1 }
     }
 
-    /// Returns the error of a collective that does not [know](Collective::knows) the kind of this call.
+    /// Returns the error for a collective that does not support this [kind](Collective::knows) of call.
     pub fn unknown_kind(&self) -> Error {
         refused_kind(self.key.kind)
     }
@@ -316,26 +322,27 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// The purpose of memory that a communicator may allocate itself.
+/// What a stepper stores in memory that its communicator [allocates](crate::Collective::allocate).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// Gradients, which all-reduces and reduce-scatters sum.
+    /// Gradients. All-reduces and reduce-scatters sum them.
     Gradients,
-    /// Parameters, which broadcasts and all-gathers send. The all-gathers are calls of a
+    /// Parameters. Broadcasts and all-gathers send them. The all-gathers are calls on a
     /// [duplicate](crate::Collective::duplicate) of the communicator that allocated the memory.
     Parameters,
 }
 
-/// Memory that a communicator has allocated for the buffers of its calls. Calls are faster on this memory.
+/// Memory that a communicator has allocated for the buffers of its calls. Its calls are faster on this memory than on
+/// other memory.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl Allocation {
-    /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees the
-    /// memory.
+    /// Wraps the memory that starts at `address`. The address is aligned to 256 bytes, and the contents may be
+    /// arbitrary. Dropping `owner` frees the memory.
     ///
     /// # Safety
     /// The memory has the requested number of bytes, on a device that the communicator reaches. It is valid until

@@ -1,10 +1,10 @@
-//! All communicators of one rank of a stepper, and calls on these communicators. One communicator has all ranks. The
-//! plan may need more communicators.
+//! The communicators of one rank, and the calls that the rank's stepper makes on them. One communicator contains all
+//! ranks. A sharded plan needs further communicators.
 //!
 //! A hybrid strategy has two kinds of group: neighbours and replicas. The shards of neighbours together are a full
-//! tensor. Replicas have the same shard. Each rank is in one group of each kind, and no two ranks have both groups in
-//! common. If a value is equal within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023,
-//! "PyTorch FSDP", section 3.2.2, hybrid sharding.)
+//! tensor. Replicas have the same shard. Each rank is in one group of each kind, and any two ranks have at most one
+//! group in common. If a value is equal within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB
+//! 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,23 +24,23 @@ pub(crate) struct Comms {
     groups: Option<[Arc<dyn Collective>; 2]>,
     /// How long this rank may wait for other ranks.
     pub(crate) deadline: Duration,
-    /// The text that this rank contributes to the error if ranks differ.
+    /// This rank's text for the error that is returned if ranks differ.
     pub(crate) words: Arc<Words>,
 }
 
 impl Comms {
-    /// Returns the communicators of a plan without shards. Such a plan needs only one.
+    /// Returns the communicators of a plan without shards. Such a plan needs only the communicator `world`.
     pub(crate) fn new(world: Arc<dyn Collective>, deadline: Duration, words: Arc<Words>) -> Comms {
         Comms { world, gathers: None, groups: None, deadline, words }
     }
 
-    /// Returns the same communicators for another agreement.
+    /// Returns the same communicators with the text of another agreement.
     pub(crate) fn with_words(&self, words: &Arc<Words>) -> Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together, so the caller
-    /// must first make every check that can refuse the plan.
+    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together. The caller
+    /// must therefore finish every check that can refuse the plan before this call.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
@@ -55,7 +55,7 @@ impl Comms {
         Ok(())
     }
 
-    /// Returns the communicator of the op's group and stream.
+    /// Returns the communicator for ops of this stream and group.
     fn of(&self, stream: Stream, group: Group) -> &dyn Collective {
         let gathers = self.gathers.as_deref().filter(|_| stream == Stream::Gather);
         let of_group = match (group, &self.groups) {
@@ -75,7 +75,7 @@ impl Comms {
         self.iter().for_each(|comm| comm.abort(cause));
     }
 
-    /// Compares a number with the numbers of the other ranks.
+    /// Compares a number with the numbers of the other ranks, and returns an error if they differ.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`].
@@ -83,8 +83,8 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` makes a [`Call`] from a
-    /// key, the number of ranks, the source and the destination.
+    /// Takes part in the collectives of `ops`. A GPU may run these collectives as one launch. `call` makes a [`Call`]
+    /// from a key, the number of ranks, the source and the destination.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].
@@ -115,10 +115,10 @@ impl Comms {
     }
 }
 
-/// Returns the index of a rank in a group. The group is a list of ranks.
+/// Returns the index of `rank` in `group`, a list of ranks.
 ///
 /// # Errors
-/// `Layout` unless the list names this rank, and names each rank once.
+/// `Layout` if the list lacks `rank`, contains a rank twice, or contains a rank that is not below `world_size`.
 pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
     let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
     let place = group.iter().position(|other| *other == rank);

@@ -33,22 +33,23 @@ pub struct CallKey {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers in bytes. If their lengths differ, the length of the longer buffer.
+    /// Length of the buffers in bytes. If the two lengths differ, this is the length of the longer buffer.
     pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters. Given two such numbers,
-    /// [`difference`](crate::op::difference) says which of these parts differ.
+    /// A hash of the values that must be equal on all ranks, such as layout, options, hyperparameters and frozen
+    /// parameters. [`difference`](crate::op::difference) compares two such hashes, and returns which of these parts
+    /// differs.
     pub agreement: u64,
 }
 
 impl CallKey {
-    /// Length of the byte form.
+    /// The number of bytes that [`to_bytes`](Self::to_bytes) returns.
     pub const BYTES: usize = 32;
 
-    /// Returns the byte form, which is the same on every platform.
+    /// Returns the key as bytes. The bytes are the same on every platform.
     ///
     /// # Shapes
-    /// The first four bytes are the kind, the element type, whether there is a bucket, and a zero. The bucket takes
-    /// four bytes. Pass, length and agreement take eight bytes each. Numbers are little-endian.
+    /// Bytes 0 to 3 are the kind, the element type, a 1 if there is a bucket, and a 0. Bytes 4 to 7 are the bucket.
+    /// Pass, length and agreement follow, with eight bytes each. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = self.kind as u8;
@@ -61,8 +62,8 @@ impl CallKey {
         bytes
     }
 
-    /// Reads the byte form. Returns `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is
-    /// not a whole number of elements.
+    /// Reads a key from bytes. Returns `None` if [`to_bytes`](Self::to_bytes) never returns these bytes, or if the
+    /// key's length is not a whole number of elements.
     pub fn from_bytes(bytes: &[u8; CallKey::BYTES]) -> Option<CallKey> {
         let [kind, dtype, has_bucket, zero, rest @ ..] = bytes;
         let (bucket, numbers) = rest.split_first_chunk()?;
@@ -91,13 +92,14 @@ impl CallKey {
     }
 
     /// Returns the error for two ranks that made different calls: `rank` made this call, and `other_rank` made
-    /// `theirs`. The error is `LeftPass` if only the number of the pass differs, and `Mismatch` otherwise.
+    /// `theirs`. The error is `LeftPass` if the pass differs, but kind and agreement are equal. Otherwise it is
+    /// `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
         let agreement = difference(self.agreement, theirs.agreement);
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
     }
 
-    /// Returns the same error as [`mismatch`](Self::mismatch), with the difference of the two ranks' agreements.
+    /// Returns the same error as [`mismatch`](Self::mismatch). `agreement` says how the two ranks' agreements differ.
     pub(crate) fn explained(
         &self,
         theirs: &CallKey,

@@ -1,7 +1,9 @@
-//! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
+//! The interface to a group of ranks. The ranks are threads of one process, or use NCCL, or use a [`Collective`] that
+//! the user implements.
 //!
-//! A [`Call`] carries everything on which ranks must agree. If ranks differ, an implementation can therefore return an
-//! error instead of hanging. The sum is not divided, because the step's launch divides by the number of ranks.
+//! A [`Call`] carries everything on which ranks must agree. An implementation can therefore detect ranks that differ,
+//! and return an error instead of hanging. A collective does not divide sums, because the step divides by the number of
+//! ranks.
 
 mod call;
 mod comms;
@@ -30,23 +32,24 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
     Error::unsupported(kind, "this collective cannot make one", remedy)
 }
 
-/// One rank's end of a group of ranks. In this crate, ranks are threads of one process
-/// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), or processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)). With feature `mpi`, ranks can also be processes on the host. For any other
-/// transport, implement this trait and test the implementation with [`conformance::check`]. `examples/tcp_ranks` is an
-/// implementation over TCP. If your program already sums the gradients, use [`Sums::by_caller`] instead.
+/// One rank's communicator in a group of ranks. This crate has implementations for threads of one process
+/// ([`in_process`](crate::in_process)), for one rank alone ([`Solo`](crate::Solo)), and for processes that have one GPU
+/// each ([`cuda::Nccl`](crate::cuda::Nccl)). Feature `mpi` adds an implementation for processes on the host. For any
+/// other transport, implement this trait, and test the implementation with [`conformance::check`]. `examples/tcp_ranks`
+/// is an implementation over TCP. If your program already sums the gradients, use [`Sums::by_caller`] instead.
 ///
 /// An implementation must not divide sums, because the step divides by the number of ranks. Every rank must receive the
 /// same bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
-/// [`mismatch`](CallKey::mismatch) instead of hanging. For a kind of call that it does not know, it returns
-/// `Unsupported`.
+/// [`mismatch`](CallKey::mismatch) instead of hanging. If an implementation does not support a [kind](Self::knows) of
+/// call, it returns `Unsupported`.
 ///
 /// # Ordering
-/// Calls of one rank come from one thread at a time, in the same order on every rank.
+/// A stepper makes the calls of one rank from one thread at a time. The order of the calls is the same on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the inner communicator, if this communicator wraps another. The default methods of this trait then call
-    /// the methods of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not
-    /// forwarded, because their results have to be wrapped too.
+    /// Returns the inner communicator, if this communicator wraps another. Most default methods of this trait then call
+    /// the same method of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are
+    /// not forwarded, because their results have to be wrapped too. [`enqueue_all`](Self::enqueue_all) calls this
+    /// communicator's [`enqueue`](Self::enqueue).
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -63,24 +66,25 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
-    /// Returns whether this collective can sum elements of this type. A stepper's gradients are f32 unless the
-    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
-    /// sends bf16 or f16. The stepper or the `Compressed` is refused if the collective cannot sum the type.
+    /// Returns whether this collective can sum elements of this type. A stepper sums gradients in f32, or in the type
+    /// that its [precision](crate::StepperBuilder::precision) sets. [`Compressed`](crate::overlap::Compressed) sums
+    /// bf16 or f16. If the collective cannot sum the type, building the stepper or the `Compressed` returns an error.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Returns whether this collective makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs only
-    /// all-reduce and broadcast. A stepper with another strategy is refused if the collective does not know a kind that
-    /// the strategy needs.
+    /// Returns whether this collective supports calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs
+    /// only all-reduce and broadcast. Building a stepper with another strategy returns an error if the collective does
+    /// not support a kind that the strategy needs.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
-    /// Makes another communicator of the same ranks, with a separate order of calls. All-gathers of stepped parameters
-    /// can then overlap with the next bucket's reduce. Every rank makes this call at the same point, once for each
-    /// stepper that is not [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
+    /// Makes another communicator of the same ranks. Calls on it are not ordered with calls on this communicator, so
+    /// all-gathers of stepped parameters can overlap with the next bucket's reduce. Every rank makes this call at the
+    /// same point, once for each stepper that is not [replicated](crate::Strategy). If one communicator fails, the
+    /// stepper aborts both.
     ///
     /// # Errors
     /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
@@ -90,8 +94,8 @@ pub trait Collective: Send + Sync {
     }
 
     /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of them.
-    /// Every rank makes this call at the same point with the ranks of its own group. Groups have no rank in common.
-    /// After a failure of one communicator, all are aborted. Steppers make groups for [replicas of
+    /// Every rank makes this call at the same point with the ranks of its own group. Groups have no rank in common. If
+    /// one communicator fails, the stepper aborts all of them. Steppers make groups for [replicas of
     /// shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
@@ -102,11 +106,12 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
     }
 
-    /// Receives the plan of a stepper's buckets before any collective on them. This happens when the stepper is built, and
-    /// again if the stepper rebuilds its buckets. An implementation can size its buffers here, or reject the plan.
+    /// Receives the plan of a stepper's buckets, before any collective on these buckets. A stepper makes this call when
+    /// it is built, and again if it rebuilds its buckets. An implementation can size its buffers here, or reject the
+    /// plan.
     ///
     /// # Errors
-    /// Returns the reason why the collective cannot serve the buckets. The stepper is refused with this error.
+    /// Returns the reason why the collective cannot serve the buckets. Building the stepper then fails with this error.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
@@ -123,9 +128,10 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(None), |inner| inner.allocate(purpose, place, bytes))
     }
 
-    /// Compares a number with the other ranks' number. A stepper on a GPU makes this call when it is built, and in a
-    /// pass that broadcasts written parameters. Without this comparison, a later call might hang. In-process ranks
-    /// compare the number at every call instead.
+    /// Compares a number with the numbers of the other ranks, and returns an error if they differ. A stepper on a GPU
+    /// makes this call when it is built, and in a pass that broadcasts written parameters. Without this comparison,
+    /// ranks that differ might hang in a later call. Ranks that are threads of one process need no such call, because
+    /// they compare the key of every call.
     ///
     /// # Errors
     /// `Mismatch` if the numbers differ, `PeerLost` if a rank is gone, `Deadline` if a rank is late.
@@ -134,19 +140,22 @@ pub trait Collective: Send + Sync {
     }
 
     /// Takes part in one collective. On the host device, this call may block the thread of the stream until all ranks
-    /// are done. The result must be complete on return. On a GPU, this call only enqueues work on [`Call::stream`], and
-    /// the result must be complete once the stream has passed that work. On a GPU, the call is made on the thread that
-    /// calls the stepper, with the device's primary context current. Inside
-    /// [`Stepper::capture`](crate::Stepper::capture) the stream is being captured. Replays make no calls.
+    /// are done, and the result must be complete when it returns. On a GPU, this call only enqueues work on
+    /// [`Call::stream`], and the result must be complete once the stream has passed that work. On a GPU, the call is
+    /// made on the thread that calls the stepper, with the device's primary context current. Inside
+    /// [`Stepper::capture`](crate::Stepper::capture) the stream is being captured. Replays of the captured graph do not
+    /// call this method.
     ///
     /// # Errors
-    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`. The content of the buffer and the results of
-    /// later calls are then unspecified. `Unsupported` for memory that the collective cannot [reach](Self::reaches).
+    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`. After one of these errors, the contents of the
+    /// buffers and the results of later calls are unspecified. `Unsupported` for memory that the collective cannot
+    /// [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
     /// Takes part in several collectives on one stream. They touch different memory, and have the same order on every
-    /// rank. An implementation may start the collectives together. The default starts them one after another. All ranks
-    /// must start them in the same way, so wrap a GPU's communicator on all ranks, or on none.
+    /// rank. An implementation may start the collectives together. The default starts them one after another, and a
+    /// wrapper may use the default. All ranks must start them in the same way. If you wrap a GPU's communicator on one
+    /// rank, therefore wrap it on all ranks.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -157,9 +166,10 @@ pub trait Collective: Send + Sync {
         Ok(())
     }
 
-    /// Returns an error that occurred after `enqueue` returned, if any. For example, another rank may be lost during a
-    /// sum on a GPU. The stepper makes this call while the host waits, so it must not block.
-    /// [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) uses this call of the host collective to detect failures.
+    /// Returns an error if one has occurred since `enqueue` returned. For example, another rank may be lost during a
+    /// sum on a GPU. The stepper makes this call while the host waits for the device, so the call must not block. The
+    /// communicator of [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) makes this call on its host collective to
+    /// detect failures.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -167,18 +177,18 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
-    /// Returns a value that a captured pass keeps until its graph is freed, or `None` if graphs need no such value.
-    /// Some communicators cannot end while a graph contains their calls. Such a communicator can count these values,
-    /// and refuse to be closed while one of them exists.
+    /// Returns a value that is stored with a captured graph and dropped when the graph is freed, or `None` if the
+    /// communicator needs no such value. Some communicators cannot be closed while a graph contains their calls. Such a
+    /// communicator can count these values, and refuse to be closed while one of them exists.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }
 
-    /// Ends the group: every rank's current and later calls fail with the cause. This call must not block.
+    /// Ends the group: every rank's current and later calls fail with `cause`. This call must not block.
     fn abort(&self, cause: &Error);
 
     /// Returns the threads that all ranks of this process share for their kernels, or `None` if each stepper has its
-    /// own.
+    /// own threads.
     fn pool(&self) -> Option<crate::pool::Pool> {
         self.inner()?.pool()
     }

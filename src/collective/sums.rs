@@ -1,7 +1,7 @@
-//! Who sums a stepper's gradients over the ranks: a collective, or the caller.
+//! Selects who sums a stepper's gradients over the ranks: a collective, or the caller.
 //!
-//! If the caller sums, there is no collective: the schedule has no op that reduces, broadcasts or compares. For each
-//! bucket, the caller says when the sum is complete. The step still divides by the number of ranks.
+//! If the caller sums, there is no collective: the schedule has no op that reduces, broadcasts or compares. The caller
+//! tells the stepper when the sum of each bucket is complete. The step still divides by the number of ranks.
 
 use std::sync::Arc;
 
@@ -10,27 +10,29 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
-/// Who sums gradients over the ranks. Every [`Collective`] converts to `Sums`, so a builder also takes a collective.
+/// Selects who sums gradients over the ranks: a [`Collective`] or the caller. Every `Collective` converts to `Sums`, so
+/// you can pass one directly where a method takes `Sums`.
 ///
 /// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
 ///
-/// 1. Ask for the gradient of every parameter that is not frozen, and write it. On the host, use
-///    [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, use [`Stepper::ptr`](crate::Stepper::ptr). The stepper does
-///    not zero gradients for you.
+/// 1. Ask the stepper for the gradient of every parameter that is not frozen, and write it. On the host, ask with
+///    [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, ask with [`Stepper::ptr`](crate::Stepper::ptr). The stepper
+///    does not zero gradients for you.
 /// 2. Sum the whole bucket over the ranks, in place. Do not divide, because the step divides by the number of ranks. If
-///    your all-reduce averages, pass rank 0 and a world size of 1.
+///    your all-reduce averages, pass rank 0 and a world size of 1 to [`by_caller`](Self::by_caller).
 /// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU, this call takes an event that you recorded
 ///    after the sum. On the host, it takes a closure that returns once the sum is complete. On the host you may instead
 ///    call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets
 ///    in any order.
 ///
-/// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that
-/// was not handed over, and a gradient that was not asked for. This does not apply to frozen and
-/// [unused](crate::Stepper::set_unused) parameters. If all parameters of a bucket are frozen or unused, you need not
-/// hand the bucket over. In that case, no sum of the bucket may be in progress when the pass is finished.
+/// A bucket is stepped only after you hand it over. [`Stepper::finish`](crate::Stepper::finish) returns an error if you
+/// have not handed a bucket over, or have not asked for a gradient. Frozen and [unused](crate::Stepper::set_unused)
+/// parameters are exempt from both rules. If all parameters of a bucket are frozen or unused, you need not hand the
+/// bucket over. In that case, no sum of the bucket may be in progress when you finish the pass.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
-/// Layout, options, learning rates, frozen and unused parameters must be equal too, or the ranks' parameters diverge.
+/// Layout, options, learning rates, and the sets of frozen and unused parameters must be equal too. Otherwise the
+/// ranks' parameters diverge.
 ///
 /// ```
 /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
@@ -60,8 +62,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Returns sums by the caller, for rank `rank` of `world_size`. Parameters must be
-    /// [replicated](crate::Strategy::Replicated).
+    /// Returns a `Sums` for a caller that sums gradients itself, on rank `rank` of `world_size` ranks. The stepper's
+    /// strategy must be [`Replicated`](crate::Strategy::Replicated).
     pub fn by_caller(rank: u32, world_size: u32) -> Sums {
         Sums { comm: Arc::new(NoCalls { rank, world_size, is_foreseen: false }), are_by_caller: true }
     }
@@ -73,7 +75,7 @@ impl<C: Collective + 'static> From<C> for Sums {
     }
 }
 
-/// A collective that is chosen at run time.
+/// Converts a collective that is chosen at run time.
 impl From<Box<dyn Collective>> for Sums {
     fn from(comm: Box<dyn Collective>) -> Sums {
         Sums { comm: comm.into(), are_by_caller: false }
@@ -90,11 +92,13 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The ranks of a device that makes no collective calls: the caller sums, or the device only predicts times.
+/// The communicator of a stepper that makes no collective calls, because the caller sums or because the device only
+/// predicts times.
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
-    /// Whether every strategy is accepted. This is safe because these ranks make no calls.
+    /// Whether this communicator reports that it supports the calls of every strategy. This is safe because no calls
+    /// are made.
     pub(crate) is_foreseen: bool,
 }
 
@@ -132,6 +136,6 @@ impl Collective for NoCalls {
         Err(refused_kind(call.key().kind))
     }
 
-    /// Does nothing: the caller owns the group of ranks, and gets the stepper's errors.
+    /// Does nothing. The caller manages the group of ranks, and learns of failures from the stepper's errors.
     fn abort(&self, _: &Error) {}
 }

@@ -1,8 +1,8 @@
 //! An object on a GPU that can be called on any stream. The work of each call waits for the work of the previous call.
 //!
-//! A failure is sticky, because the object cannot know how much was enqueued before the failure. A drop waits only a
-//! short time, and then leaks the memory that the GPU may still use. The object has its own stream for allocations and
-//! for copies for which the host waits.
+//! A failure is sticky: every later call fails too, because the failed call may have enqueued only a part of its work.
+//! A drop waits a short time for the GPU. If the GPU is still busy then, the object's memory is leaked. The object has
+//! a stream of its own, for allocations and for copies for which the host waits.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -13,12 +13,11 @@ use super::owned::{Event, OwnedStream};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 
-/// An object on a GPU that can be called on any stream.
 pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// The object's name in errors.
     what: &'static str,
-    /// The object. Outside this file, only parts that no work on the GPU reads may be accessed.
+    /// The object. Other files may access only those parts of it that no work on the GPU reads.
     pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
@@ -32,7 +31,7 @@ struct LastUse {
 }
 
 impl<T> AnyStream<T> {
-    /// Calls `make` with the device current, and wraps the object that it returns. `make` gets the object's own stream.
+    /// Calls `make` with the device current, and wraps its result. `make` gets the object's own stream.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         what: &'static str,
@@ -55,8 +54,8 @@ impl<T> AnyStream<T> {
         }
     }
 
-    /// Calls `work`, which enqueues new work after the object's last work, and marks the end of the new work. The end
-    /// is marked even if `work` fails halfway. `work` also gets the object's own stream.
+    /// Calls `work`, which enqueues new work on `stream` after the object's last work. Then marks the end of the new
+    /// work, even if `work` has failed halfway. `work` also gets the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
         stream: StreamHandle,
@@ -72,7 +71,7 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to or from the host on the object's own stream, after all work.
+    /// Copies to or from the host on the object's own stream, after all work of the object.
     pub(super) fn copy<R>(&mut self, work: impl FnOnce(&mut T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let outcome =
@@ -90,13 +89,13 @@ impl<T> AnyStream<T> {
 }
 
 impl LastUse {
-    /// Makes the object's own stream wait for the last work, and returns the stream.
+    /// Makes the object's own stream wait for the object's last work, and returns that stream.
     fn join(&self) -> Result<StreamHandle> {
         self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
-    /// Marks the work that is now on the stream as the last work. The work of a failed call is marked too, because a
-    /// part of it may have been enqueued.
+    /// Records that the object's last work ends at the stream's current position. This includes the work of a failed
+    /// call, because a part of that work may have been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }

@@ -1,8 +1,9 @@
-//! One bucket's launches on a GPU, on streams and addresses that come with each call.
+//! One bucket's launches on a GPU. Each call passes a stream and the addresses of the tensors.
 //!
-//! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a launch
-//! that derives the update's scalars comes first, and the host waits if it is eight steps ahead of the GPU. A failure
-//! is sticky, because after it the records and the settings may belong to different steps.
+//! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a step
+//! first launches another kernel, which derives the update's scalars. In that case, the host also waits if it is eight
+//! steps ahead of the GPU. A failure is sticky, because the records and the settings may then belong to different
+//! steps.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -24,22 +25,22 @@ use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, Bases, Kind, Progress, Settings};
 use crate::layout::Plan;
 
-/// One bucket's launches, called on any stream.
 pub(crate) type BucketEngine = AnyStream<Bucket>;
 
-/// One bucket's launches and memory. The fields are dropped in this order.
+/// One bucket's launches and memory. The launches are declared first, so they are dropped before the engine's memory.
 pub(crate) struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
     /// The records on the host, while the host counts updates.
     host: Option<HostRecords>,
-    /// The host's records after their counts were sent to the GPU. They are kept alive because the copy may still run.
+    /// The records that were on the host until their counts were sent to the GPU. They stay alive, because that copy
+    /// may still run.
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that a call adds to a launch: the tensors' addresses and, if needed, the address of another control
-/// block or the results of a Begin on the host.
+/// The arguments that a call adds to a launch. They are the tensors' addresses and, if needed, the address of another
+/// control block or the results of a Begin that ran on the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -47,8 +48,8 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch without addresses. It gets tables of tiles at the first call in which each parameter or each gradient has
-/// its own address.
+/// A launch without the tensors' addresses. Its tables of tiles are made at the first call that passes an address for
+/// each parameter or gradient.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -91,7 +92,7 @@ impl BucketEngine {
         })
     }
 
-    /// Replaces the settings from the next step on.
+    /// Replaces the settings for the next step and all later steps.
     pub(crate) fn set(&mut self, settings: &Settings) {
         self.inner.engine.settings.set(settings);
         if let Some(host) = &mut self.inner.host {
@@ -99,13 +100,13 @@ impl BucketEngine {
         }
     }
 
-    /// Enqueues a step that reads the bucket's own control block, or another control block. `scale` puts the factors of
-    /// the gradients into the arguments of Begin.
+    /// Enqueues a step. It reads the control block at `control` or, with `None`, the bucket's own block. `scale` writes
+    /// the gradients' factors (divisor, loss scale, clip) into the arguments of Begin.
     ///
     /// # Safety
     /// The stream belongs to this device. The bases lead to the tensors in this device's memory. Nothing else touches
-    /// the tensors until the stream has passed the step. Until then, only other steps touch the other block, and
-    /// several steps may write it at the same time.
+    /// the tensors until the stream has passed the step. Until then, only steps touch the block at `control`, and
+    /// several steps may write this block at the same time.
     pub(crate) unsafe fn step(
         &mut self,
         bases: &[Bases],
@@ -125,8 +126,8 @@ impl BucketEngine {
         })
     }
 
-    /// Enqueues the norm of the gradients, and adds it to another control block. If the records are stale (older than
-    /// the settings), a Begin comes first.
+    /// Enqueues work that adds the norm of the gradients to the control block at `control`. A Begin comes first if the
+    /// records are older than the settings (`is_stale`), or if they are on the host.
     ///
     /// # Safety
     /// The stream and the bases meet the conditions of [`step`](Self::step).
@@ -147,9 +148,9 @@ impl BucketEngine {
         })
     }
 
-    /// Returns the progress of a record, after all steps. A failure is not sticky, because a copy to the host changes
-    /// nothing here. If the host counts updates, this call does not wait, so it does not detect a step that failed on
-    /// the GPU.
+    /// Returns a record's progress after all enqueued steps. A failure of this call is not sticky, because the call
+    /// changes nothing. If the host counts updates, this call does not wait for the GPU, so it does not detect a step
+    /// that failed there.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
         if let Some(host) = &self.inner.host {
             return self.refuse_failed().map(|()| host.read_progress(record));
@@ -162,8 +163,8 @@ impl BucketEngine {
         })
     }
 
-    /// Sets a record's progress for later steps: its number of updates, and the number that its optimizer carries. If
-    /// the records are on the GPU, this call first waits for all enqueued steps.
+    /// Sets a record's [`Progress`], from which later steps continue. If the records are on the GPU, this call first
+    /// waits for all enqueued steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.refuse_failed()?;
         if let Some(host) = &mut self.inner.host {

@@ -1,9 +1,9 @@
 //! The GPU kernels in this build: their names, architectures and sizes, read from nvcc's fat binary.
 //!
-//! Feature `cuda` builds the kernels if it finds an nvcc (`build/cuda.rs`). Without kernels, every function here
-//! returns [`Error::KernelsNotBuilt`]. This module needs no driver and no GPU. NVIDIA does not document the format of
-//! fat binaries, so the reader follows the output of nvcc 13.0. The driver, not this file, decides which image is
-//! loaded. Malformed input gives `None` and never a panic.
+//! Feature `cuda` builds the kernels if it finds an nvcc (`build/cuda.rs`). Without kernels, [`built_kernels`] returns
+//! [`Error::KernelsNotBuilt`]. This module needs no driver and no GPU. NVIDIA does not document the format of fat
+//! binaries, so the parser follows the output of nvcc 13.0. The driver, not this file, decides which image is loaded.
+//! Malformed input gives `None` and never a panic.
 
 use std::fmt;
 
@@ -42,8 +42,8 @@ pub(super) fn embedded() -> Result<&'static [u8]> {
     if missing.is_empty() { Ok(FATBIN) } else { Err(Error::KernelsNotBuilt { how: missing.to_owned() }) }
 }
 
-/// Returns the names of the step kernels, in the order of the optimizers' numbers. Each optimizer has a name for float
-/// states and a name for 8-bit states.
+/// Returns the names of the step kernels, in the order of the optimizers' numbers. Each optimizer has two kernels, one
+/// for float states and one for 8-bit states.
 pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
     let rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
     let names = rows.filter_map(|row| Some(row.split_once(',')?.0));

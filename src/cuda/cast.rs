@@ -1,7 +1,7 @@
 //! Copies the trainer's own tensors to another type on a GPU, on the trainer's stream.
 //!
-//! A stepper converts its own tensors inside its steps. This file is for inputs and outputs of a forward, which no
-//! stepper holds.
+//! A stepper converts its own tensors inside its steps. This file is for the inputs and outputs of a forward, which
+//! belong to no stepper.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -49,11 +49,11 @@ impl CastKernel {
         Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks: cuda.max_blocks })
     }
 
-    /// Copies `len` values, each rounded to the nearest value of the other type, ties to even. A NaN stays a NaN, but
-    /// its bits may change. All other results have the bits of [`cast`](crate::cast).
+    /// Copies `len` values. Each is rounded to the nearest value of the destination's type, with ties to even. A NaN
+    /// stays a NaN, but its bits may change. All other results are bit-identical to those of [`cast`](crate::cast).
     ///
     /// # Shapes
-    /// Source and destination have `len` elements each, aligned to their size.
+    /// Source and destination have `len` elements each. Both addresses are aligned to the size of an element.
     ///
     /// # Ordering
     /// The copy runs after the work that is already on the trainer's stream.
@@ -62,8 +62,8 @@ impl CastKernel {
     /// `Layout` if an address is misaligned, `Device` if the driver refuses the launch.
     ///
     /// # Safety
-    /// Both addresses are memory of this GPU with `len` elements, and do not overlap. Until the stream has passed the
-    /// call, nothing else writes the source or touches the destination.
+    /// Both addresses lead to `len` elements in memory of this GPU, and the two ranges do not overlap. Until the stream
+    /// has passed the call, nothing else writes the source or touches the destination.
     pub unsafe fn cast(
         &self,
         (from, from_dtype): (DevicePtr, DType),

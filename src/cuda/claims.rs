@@ -1,7 +1,7 @@
-//! Declares the memory that each op may touch, for a driver that checks a GPU's work against these claims.
+//! Declares the memory that each op may touch. These claims are for a driver that checks a GPU's work against them.
 //!
-//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. Only the software GPU of the tests
-//! checks claims (`judge.rs`). With any other driver, this file allocates nothing.
+//! A claim has the ranges of `Op::accesses`, and the ranges of the tables that only a GPU has. Only the software GPU of
+//! the tests checks claims (`judge.rs`). With any other driver, this file allocates nothing.
 
 use std::ffi::CString;
 
@@ -13,8 +13,8 @@ use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 
 impl CudaDevice {
-    /// Gives the driver the claim of ops that share one launch. The driver checks the stream's work against the claim
-    /// until the result is dropped. Returns `None` if the driver checks nothing.
+    /// Passes the driver the claim of ops that share one launch. Until the returned claim is dropped, the driver checks
+    /// the stream's work against it. Returns `None` if the driver checks nothing.
     pub(super) fn claim(&self, ops: &[Op], stream: StreamHandle) -> Option<Claim> {
         let judge = self.cuda.driver.judge().filter(|_| ops[0].action.is_work())?;
         let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
@@ -50,8 +50,8 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// Returns the segments that the pass does not touch. In a capture there are none, because a graph runs with the
-    /// settings of each replay.
+    /// Returns the segments that are frozen in this pass. In a capture, returns none: each replay has its own settings,
+    /// and may step any segment.
     fn frozen(&self) -> Frozen {
         if self.is_capturing {
             return Frozen::default();
@@ -59,7 +59,7 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the addresses of the caller's loss scale and skip flag, each only if the span stands for it.
+    /// Returns the addresses of the caller's loss scale and skip flag, each only if the span includes its field.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

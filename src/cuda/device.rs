@@ -1,7 +1,7 @@
 //! The device of one rank on a GPU: its parts, its construction, and a drop that does not wait long.
 //!
-//! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped
-//! explicitly, in the order that `drop` describes.
+//! Construction prepares the arguments of all launches before the first pass. Fields that the GPU may still use are
+//! dropped explicitly, in the order that `drop` describes.
 #![allow(unsafe_code)]
 
 use std::mem::{self, ManuallyDrop};
@@ -37,13 +37,13 @@ pub struct CudaDevice {
     pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
-    /// For each bucket, the points at which its step stops so that ranks add up norms of full parameters.
+    /// For each bucket, the points at which its step stops, and ranks add up the norms of full parameters.
     stops: Vec<Vec<NormStop>>,
     /// Tiles of all steps, or `None` until the caller first moves a parameter.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
-    /// The host's part, which runs the steps with offload.
+    /// With offload, the host's part, which runs the steps.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,
-    /// How often the caller's tensors have moved. Earlier captures have the old addresses.
+    /// How often the caller's tensors have moved. A pass that was captured before the last move has old addresses.
     pub(super) bindings: u64,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(crate) timing: Option<Timing>,
@@ -51,7 +51,7 @@ pub struct CudaDevice {
     pub(super) is_capturing: bool,
     /// The streams that have joined the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
-    /// The latest position of each stream that was recorded outside captures.
+    /// For each stream, the latest position that was recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
     pub(super) replayed: Option<Event>,
     pub(super) failed: Option<Error>,
@@ -138,8 +138,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Returns the launches of the buckets that an op measures or steps, and the range of each bucket's launches that
-    /// the op runs.
+    /// Returns the launches of the op's buckets, and the range of each bucket's launches that the op runs.
     pub(super) fn launches_of(&self, op: &Op) -> (&[Vec<BucketLaunch>], Range<usize>) {
         let part = |bucket: u32, count: u32, stage: Option<u32>| {
             // With offload, the host runs these launches.

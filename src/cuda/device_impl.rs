@@ -1,10 +1,10 @@
 //! Implements `Executor` and `Device` for a GPU. The rest of the crate uses a GPU through these traits.
 //!
-//! A wait makes the trainer's stream wait, not the host. To read data, the host blocks until the trainer's stream has
-//! done its work and a copy. Every call makes the device current. Once the device has failed, calls do nothing. The
-//! caller's tensors may move to other addresses. The arguments of launches then change on the host, and tables of tiles
-//! change on the optim stream. The host need not wait for launches that read the old addresses. These launches have
-//! copies of their arguments, and the stream orders the changes of the tables.
+//! `Device::wait` makes the trainer's stream wait, not the host. A read of data blocks the host until the trainer's
+//! stream has done its work and the copy. Every call makes the device current. Once the device has failed, no call does
+//! further work. If the caller's tensors move to other addresses, the arguments of launches change on the host, and
+//! tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses. Such a
+//! launch has its own copy of its arguments, and the optim stream changes a table only after that launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -27,8 +27,8 @@ use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp, Words};
 
 impl CudaDevice {
-    /// Runs a copy for which the host waits, after the work that is on the trainer's stream. A capture cannot contain
-    /// such a copy.
+    /// Runs `work`, a copy for which the host waits, after the work that is on the trainer's stream. Fails in a
+    /// capture, because a graph cannot contain such a copy.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
             return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
@@ -39,12 +39,11 @@ impl CudaDevice {
         })
     }
 
-    /// Blocks until the trainer's stream has finished everything on it.
+    /// Blocks until the trainer's stream has run all its work.
     fn block_on_compute(&self) -> Result<()> {
         self.block_on(self.streams.here(Stream::Compute)?)
     }
 
-    /// Blocks until all streams have finished everything on them.
     fn block_on_all(&self) -> Result<()> {
         self.streams.all().try_for_each(|stream| self.block_on(self.streams.here(stream)?))
     }
@@ -93,8 +92,8 @@ impl Executor for CudaDevice {
         self.comms.agree(number)
     }
 
-    /// After a failure, a bucket that was being unsharded may have no memory. This then returns null, and no code uses
-    /// the address.
+    /// After a failure, a bucket that was being unsharded may have no memory. Its address is then null, and no code
+    /// uses it.
     fn resolve(&self, span: Span) -> *mut u8 {
         match self.engine.memory.find(span, Reader::Trainer) {
             None if self.failed.is_some() => std::ptr::null_mut(),
@@ -279,7 +278,7 @@ impl CudaDevice {
         refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
-    /// Computes the tiles of all steps again, because a device has no copy of them until a parameter moves.
+    /// Computes the tiles of all steps again, because the host has no copy of them until a parameter moves.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
         let (plan, regions) = (&self.plan, &self.engine.memory.regions);

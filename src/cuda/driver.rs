@@ -1,8 +1,8 @@
-//! The driver's calls that a device makes, as a trait with one method per call.
+//! A trait with one method for each driver call that a device makes.
 //!
 //! Two types implement the trait: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs
-//! the kernels on the CPU. The software GPU does not replace the stand-in: `cargo test` with the stand-in needs neither
-//! feature `cuda` nor an nvcc. Tests with the stand-in make single calls fail and events stall, and take seconds, not a
+//! the kernels on the CPU. The tests also have a software GPU, but the stand-in works without feature `cuda` and
+//! without nvcc. Tests with the stand-in can make one call fail or an event stall, and take seconds instead of a
 //! minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes and
 //! arguments come from the caller.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
@@ -19,7 +19,6 @@ use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module(pub usize);
 
-/// One kernel of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(pub usize);
 
@@ -27,7 +26,6 @@ pub struct Kernel(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub usize);
 
-/// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub blocks: u32,
@@ -44,7 +42,6 @@ impl Shape {
     }
 }
 
-/// A description of a device.
 pub struct Gpu {
     pub ordinal: u32,
     pub multiprocessors: u32,
@@ -52,13 +49,13 @@ pub struct Gpu {
     pub name: String,
 }
 
-/// A driver, bound to one device. Every call is made between [`enter`](Driver::enter) and [`leave`](Driver::leave),
-/// except those that describe the device.
+/// A driver, bound to one device. Calls are made between [`enter`](Driver::enter) and [`leave`](Driver::leave), except
+/// calls that describe the device.
 ///
 /// # Safety
-/// An implementation's memory has the length that was asked for, is aligned to 8 bytes, and lives until it is freed.
-/// For every unsafe method, handles come from this driver and are alive, and addresses lead to as many bytes as the
-/// call says. Memory outlives all enqueued work that touches it.
+/// The memory that an implementation allocates has the requested length, is aligned to 8 bytes, and lives until it is
+/// freed. The caller of an unsafe method passes only live handles of this driver, and addresses of as many bytes as the
+/// call says. The caller keeps memory alive until all enqueued work that touches it has ended.
 pub unsafe trait Driver: Send + Sync {
     fn gpu(&self) -> &Gpu;
 
@@ -71,7 +68,7 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread. Returns true if it was not current before.
+    /// Makes the device current on the calling thread. Returns true if the device was not current before. A call of
     /// [`leave`](Driver::leave) must then follow.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
@@ -94,7 +91,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// Returns where memory lies.
+    /// Returns the place of the memory at an address.
     ///
     /// # Errors
     /// `Device` if the driver does not know the address.
@@ -104,7 +101,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_event(&self, event: EventHandle);
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// Returns whether the event's last recorded position has been passed.
+    /// Returns whether the stream has passed the event's last recorded position.
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool>;
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
@@ -129,9 +126,9 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies from the host's memory. Memory that is not page-locked is copied at once, not in the stream's order.
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;
-    /// Copies after the work that is on the stream, and returns when the copy is done.
+    /// Copies to the GPU after the work that is on the stream, and returns when the copy is done.
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;
-    /// Copies after the work that is on the stream, and returns when the copy is done.
+    /// Copies to the host after the work that is on the stream, and returns when the copy is done.
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()>;
     /// Launches a kernel. Its only argument is the struct at `args`.
     ///
@@ -149,8 +146,8 @@ pub unsafe trait Driver: Send + Sync {
     /// returns.
     ///
     /// # Safety
-    /// The trait's conditions hold. The function makes no driver call. The driver may call it with this argument as
-    /// often as the work is run: once, or by every launch of a graph.
+    /// The trait's conditions hold. The function makes no driver call. The driver may call it with this argument once
+    /// or, if the call was captured, once per launch of the graph.
     unsafe fn call_host(
         &self,
         function: unsafe extern "C" fn(*mut c_void),
@@ -167,7 +164,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_graph(&self, graph: Graph);
 }
 
-/// Keeps the device current on the calling thread while it lives.
+/// Makes the device current on the calling thread until this value is dropped.
 pub(crate) struct Entered<'a> {
     driver: &'a dyn Driver,
     was_entered: bool,

@@ -1,9 +1,9 @@
-//! The parts that a stepper and a single bucket use on a GPU: kernels, memory, settings, and launches of kernels other
-//! than steps.
+//! What a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all kernels
+//! except the step kernels.
 //!
-//! If the host does not begin an update, the update begins with one launch. This launch opens the records with the
-//! current settings and derives the update's scalars. The owner of an engine decides when and on which stream it runs,
-//! and when it may be freed.
+//! An update that does not begin on the host begins with one launch. This launch opens the records with the current
+//! settings and derives the update's scalars. The engine's owner decides when and on which stream the launches run, and
+//! when the memory may be freed.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -25,8 +25,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into
-    /// the arguments.
+    /// Begins an update, with the settings in the ring's current slot. `scale` writes the gradients' factors (divisor,
+    /// loss scale, clip) into the arguments.
     pub(super) fn begin(&self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         let mut args = InstepBeginArgs {
             ring: ptr::with_exposed_provenance(self.settings.ring.device().0 as usize),
@@ -38,7 +38,7 @@ impl Engine {
         self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel with a struct of abi.h. The addresses in the struct lead into this engine's memory.
+    /// Launches a kernel. `args` is the kernel's struct of abi.h, and its addresses lead into this engine's memory.
     pub(super) fn launch<Args>(
         &self,
         kernel: Kernel,

@@ -1,9 +1,9 @@
-//! Memory of sharded buckets while they are full on this GPU, separate from the memory of the shards.
+//! The memory of sharded buckets while they are full on this GPU. The memory of the shards is separate.
 //!
-//! A shard keeps its address. A full bucket has an address from its all-gather to its release. Its memory is allocated
-//! and freed in the order of streams, so the host never waits (Zhao et al., VLDB 2023, "PyTorch FSDP"; CUDA's
-//! stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket while it exists. With
-//! offload the host has the shard, and the GPU has only full buckets, from their uploads on.
+//! The address of a shard never changes. A full bucket has an address only from its all-gather to its release. Its
+//! memory is allocated and freed in the order of streams, so the host never waits (Zhao et al., VLDB 2023, "PyTorch
+//! FSDP"; CUDA's stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket while it
+//! exists. With offload, the host has the shard, and the GPU has the bucket only while it is full, from its upload on.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::launch::{Piece, Region};
 use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
-/// The full buckets. A part of each is also in the memory of the shards.
+/// The buckets that are full now.
 #[derive(Default)]
 pub(super) struct Unsharded(Vec<Whole>);
 
@@ -42,7 +42,7 @@ impl Unsharded {
         Some(whole.arena.base().wrapping_add((span.start - whole.span.start) as usize))
     }
 
-    /// Returns the part of a full bucket's span that the shard's memory also has.
+    /// Returns the part of a full bucket's span that is also in the shard's memory.
     pub(super) fn also_in_shard(&self, span: Span) -> Option<Span> {
         let shard = self.of(span)?.shard;
         let (start, end) = (span.start.max(shard.start), span.end.min(shard.end));
@@ -53,14 +53,14 @@ impl Unsharded {
         self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
     }
 
-    /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
-    /// streams that use the memory.
+    /// Changes the stream on which the memory is freed. Before the memory is freed, the caller makes that stream wait
+    /// for all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
 
-    /// Allocates memory for a bucket before it is unsharded, in the order of `stream`. The memory is freed in the order
-    /// of `freed_on`.
+    /// Allocates memory for a bucket that is about to be unsharded. The memory is allocated in the order of `stream`,
+    /// and freed in the order of `freed_on`.
     pub(super) fn take(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -75,14 +75,14 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that contains this span, after the work on the stream that frees it. If two
-    /// spans of a bucket are released, the first release frees the memory of the full bucket.
+    /// Frees the memory of the full bucket that contains this span, after the work that is on the stream that frees it.
+    /// If two spans of a bucket are released, the first release frees the memory of the full bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns how many bytes `memory` would have on this GPU if all its sharded buckets were full. The stepper subtracts
-    /// the bytes that are not on this GPU now.
+    /// Returns the bytes of `memory` as if all its sharded buckets were full. The shard of a bucket that is full now
+    /// counts twice, because it lies in two places. The stepper subtracts the bytes that are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -93,7 +93,7 @@ impl Unsharded {
     }
 }
 
-/// Returns whether each rank keeps only its own shards of the buckets in `memory`.
+/// Returns whether the buckets in `memory` are sharded over the ranks.
 pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
@@ -104,8 +104,7 @@ pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }
 
-/// Returns the spans of the shards of parameters or copies. Buckets that the GPU has only while they are full are left
-/// out.
+/// Returns the spans of the shards in `memory`. Buckets that the GPU has only while they are full are left out.
 fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
     let here = plan.buckets().iter().filter(|bucket| !is_resharded(bucket, plan));
     here.map(move |bucket| Span::shard(memory, bucket))
@@ -115,8 +114,8 @@ pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
     spans_of_shards(memory, plan).map(|span| span.bytes()).sum()
 }
 
-/// Returns the addresses in `arena` that are given to the shards of parameters or copies. The shards lie one after the
-/// other, each at a multiple of 256 elements. Buckets that the GPU has only while they are full are left out.
+/// Returns the addresses of the shards in `memory`. The shards lie in `arena` one after the other, each at a multiple
+/// of 256 elements. Buckets that the GPU has only while they are full are left out.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address();
     let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);

@@ -1,8 +1,8 @@
-//! Runs a bucket's Begin on the host, and passes the outcome in the argument of a launch, so a step is one launch.
+//! Runs a bucket's Begin on the host, and passes its results in the argument of a launch. A step is then one launch.
 //!
-//! The host counts updates until the first call that it cannot count. In such a call, the GPU decides (by a norm or a
-//! scaler), or the records differ too much to fit into an argument. A copy on the stream then moves the counts to the
-//! GPU for good.
+//! The host counts updates until the first call that it cannot count. Such a call needs a decision of the GPU (by a
+//! norm or a scaler), or its records differ too much to fit into an argument. A copy on the stream then moves the
+//! counts to the GPU, and from then on the GPU counts.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::launch::{
 };
 use crate::layout::Plan;
 
-/// The records of a bucket, which the host keeps and counts.
+/// The records of a bucket while the host counts its updates.
 pub(super) struct HostRecords {
     memories: Memories,
     kernels: Kernels,
     constants: StepConstants,
-    /// For each record, whether the launches step it. They do not step an empty segment, which has no tile.
+    /// For each record, whether a launch steps its segment. An empty segment has no tile, so no launch steps it.
     is_stepped: Vec<bool>,
-    /// Control memory, then settings.
+    /// Two allocations: first the control memory, then the settings.
     mapped: Vec<OwnedMapped>,
 }
 
@@ -82,8 +82,8 @@ impl HostRecords {
         unsafe { self.memories.write_settings(settings) }
     }
 
-    /// Begins and counts an update, and returns the decisions for its launches. If only the GPU can decide the update,
-    /// or the records do not fit into an argument, this counts nothing and returns `None`.
+    /// Begins and counts an update, and returns the decisions for its launches. If the update needs a decision of the
+    /// GPU, or its records do not fit into an argument, this counts nothing and returns `None`.
     pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
         let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);
@@ -127,11 +127,11 @@ impl HostRecords {
         Some(given)
     }
 
-    /// Enqueues the copy of all counts to the GPU's own memory, and returns how many updates were begun.
+    /// Enqueues the copy of all counts to the GPU's own memory, and returns how many updates have begun so far.
     ///
     /// # Safety
     /// The regions are in the GPU's memory, and have as many control blocks, records and norms as the host's memory.
-    /// `self` lives until the stream has passed the copy, and neither `begin` nor `write_progress` is called any more.
+    /// `self` lives until the stream has passed the copy. No later call changes the records.
     pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
         let bytes = to.counts().control_bytes() as u64;
         // SAFETY: both ranges have this length and do not overlap. The stream orders the copy with the launches that
@@ -153,8 +153,8 @@ impl HostRecords {
     }
 }
 
-/// Returns a record with only the fields that a launch reads. If the launch does not step the segment, it reads only
-/// the action.
+/// Returns a copy of a record, with zeros in the fields that a launch does not read. If the launch does not step the
+/// segment, it reads only the action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
     if record.action == INSTEP_ACTION_STEP {

@@ -3,9 +3,9 @@
 //!
 //! Allocations are stream-ordered, so freeing memory does not wait and does not affect a running kernel. Addresses
 //! leave this module only through `Regions`, which checks them. With offload, the host's control memory is page-locked.
-//! With `OffloadPolicy::pin_memory`, the host's parameters and gradients are page-locked too. Copies and collectives
-//! access these memories. States are the largest part and stay pageable. The host's memory is freed only when the GPU
-//! is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! With `OffloadPolicy::pin_memory`, the host's parameters and gradients are page-locked too, because they are copied
+//! to or from the GPU. Optimizer states are the largest part, and stay pageable. The host's memory is freed only when
+//! the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// Who asks for an address. A rank's shard of a full bucket lies in two places. Ops access the shard's own memory, and
+/// Who asks for an address. A rank's shard of a full bucket lies in two places: ops access the shard's own memory, and
 /// the trainer accesses the full bucket.
 #[derive(Clone, Copy)]
 pub(super) enum Reader {
@@ -40,7 +40,7 @@ pub(super) struct DeviceMemory {
     stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
-    /// The host's part, with offload. Its memory is not stream-ordered.
+    /// With offload, the host's part of the memory. It is not stream-ordered.
     pub(super) host: Option<HostMemory>,
     /// Memory that the communicator allocated. It is not stream-ordered.
     pub(super) lent: Vec<Allocation>,
@@ -48,7 +48,7 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates zeroed arenas for a plan, except those that are borrowed, and writes the initial control records.
+    /// Allocates zeroed memory for a plan, except for borrowed tensors, and writes the initial control records.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
@@ -106,7 +106,7 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Returns the address at which a reader finds a span, or `None` if no memory has the span now.
+    /// Returns the address at which a reader finds a span, or `None` if the span has no memory now.
     pub(super) fn find(&self, span: Span, reader: Reader) -> Option<*mut u8> {
         let (shard, full) = (|| self.regions.find(span), || self.unsharded.find(span));
         match reader {
@@ -182,7 +182,7 @@ impl DeviceMemory {
 /// Downloads a value.
 ///
 /// # Safety
-/// `at` is a device address of a `T`, for which every bit pattern is valid, and nothing writes it now.
+/// `at` is a device address of a `T` that nothing writes now. Every bit pattern is a valid `T`.
 pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: StreamHandle) -> Result<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: zeros are initialised bytes, as many as the slice says. The caller guarantees the address.
@@ -193,10 +193,10 @@ pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: S
     }
 }
 
-/// Sets how many updates a record counts, and the number that its optimizer carries.
+/// Sets the [`Progress`] of a record.
 ///
 /// # Safety
-/// `at` is a device address of a record, which nothing else touches now.
+/// `at` is a device address of a record that nothing else touches now.
 pub(super) unsafe fn write_progress(
     driver: &dyn Driver,
     at: *mut InstepRecord,
@@ -211,7 +211,6 @@ pub(super) unsafe fn write_progress(
     }
 }
 
-/// Returns a pointer as the driver's address.
 pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
     DevicePtr(pointer.addr() as u64)
 }
@@ -229,7 +228,7 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 /// The host's memory for offloaded steps.
 #[derive(Default)]
 pub(super) struct HostMemory {
-    /// Whether parameters and gradients, which are copied, are page-locked. Control memory is always page-locked.
+    /// Whether parameters and gradients are page-locked. Control memory always is, and states never are.
     is_pinned: bool,
     stagger: Stagger,
     pinned: Vec<OwnedMapped>,

@@ -1,9 +1,9 @@
 //! A pass as a CUDA graph, with all its overlap. It is captured once, and each replay is one launch.
 //!
 //! Every stream forks from the trainer's stream and joins it again, so the graph holds the same waits as the schedule.
-//! The device reads all values that change between passes (counts, learning rates, clip), so a replay uses current
-//! values. After a capture, all streams wait for the trainer's stream, because a position that was recorded inside a
-//! graph has no meaning outside.
+//! The graph's work reads from memory all values that change between passes (counts, learning rates, clip), so a replay
+//! uses current values. After a capture, all streams wait for the trainer's stream, because a position that was
+//! recorded inside the capture has no meaning outside it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::op::{STREAMS, Stream};
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
     graph: OwnedGraph,
-    /// The plan of the stepper that made it. This field keeps the plan alive, so no later plan can have the same
-    /// address.
+    /// The plan of the stepper that captured the pass. A replay compares the plan's address. This field keeps the plan
+    /// alive, so no later plan can have that address.
     owner: Arc<Plan>,
     bindings: u64,
     /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
@@ -65,7 +65,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Ends the capture. A failure inside it is not sticky, because nothing has run.
+    /// Ends the capture. A failure inside the capture is not sticky, because none of the captured work has run.
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
         let failed = self.failed.take();
@@ -83,8 +83,8 @@ impl CudaDevice {
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }
 
-    /// Returns a function that ends the capture without this device, in case the trainer takes the device away. The
-    /// captured work is discarded.
+    /// Returns a function that ends the capture and discards the captured work. It does not use this device, because
+    /// the trainer may drop the stepper during the capture.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
         let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {

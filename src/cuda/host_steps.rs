@@ -1,10 +1,10 @@
-//! Steps that the host runs for a GPU. Each op of the optim stream becomes a call of a function of this process, in the
-//! stream's order.
+//! Steps that the host runs for a GPU. Each op that the host runs is enqueued on its stream as a call of a function of
+//! this process.
 //!
-//! The driver makes each call on a separate thread. On that thread, the host's runner does the same work as on the host
-//! device, with the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are
-//! forbidden on that thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; Ren et
-//! al., USENIX ATC 2021, "ZeRO-Offload".)
+//! The driver makes these calls on a separate thread. On that thread, the host device's runner runs the op, so results
+//! have the same bits as on the host device. Events order these calls with copies and collectives, as they order
+//! kernels. The driver's thread must not make driver calls, so it only stores a failure. The trainer's thread finds the
+//! failure at its next call. (`cuLaunchHostFunc`; Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -38,8 +38,7 @@ pub(super) struct HostSteps {
     /// Whether the memory that is copied to or from the GPU is page-locked.
     pub(super) is_pinned: bool,
     shared: Arc<Shared>,
-    /// The calls that the driver was given. They are never freed before the device, because a graph may make a call at
-    /// any time.
+    /// The calls that were enqueued. They live as long as the device, because a graph may repeat a call at any time.
     calls: HashMap<Action, Arc<HostCall>>,
 }
 
@@ -51,7 +50,7 @@ struct HostCall {
 struct Shared {
     runner: Runner,
     memories: Arc<Memories>,
-    /// The ring of settings that `pinned.rs` describes.
+    /// The first slot of the ring of settings (`pinned.rs`).
     first_slot: *const u32,
     slot_words: usize,
     /// Number of Begins so far. This number selects the slot.
@@ -66,7 +65,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl HostSteps {
-    /// Makes the runner, and writes control memory and settings as they are before the first pass.
+    /// Makes the runner, which writes the initial control memory and settings.
     pub(super) fn new(
         side: HostSide,
         regions: &Regions,
@@ -135,7 +134,7 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Returns whether the host is running an op. The GPU may then be waiting for this op instead of other ranks.
+    /// Returns whether the host is running an op. The GPU may then be waiting for this op, not for other ranks.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.is_busy.load(Ordering::Relaxed)
     }
@@ -168,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// Copies the settings of the pass that begins.
+    /// Copies the new pass's settings out of their slot.
     fn take_settings(&self) {
         let slot = (self.begun.fetch_add(1, Ordering::Relaxed) % SLOTS as u64) as usize;
         // SAFETY: this is a slot of the ring, which the trainer's thread has written for this pass. The settings have

@@ -1,7 +1,7 @@
-//! A driver's function that takes claims: the bytes that the work of a stream may touch.
+//! A driver's function that takes claims. A claim lists the bytes that the work of a stream may touch.
 //!
-//! Only the software GPU of the tests has this function, and only builds with debug assertions look it up. A claim ends
-//! when it is dropped, so it holds for the calls of one op.
+//! Only the software GPU of the tests has this function, and only builds with debug assertions look it up. A claim
+//! covers the calls of one op, and ends when it is dropped.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -30,8 +30,8 @@ pub(super) struct Range {
 pub(super) enum Kind {
     Read,
     Write,
-    /// The work may touch these bytes only if another range allows it. A claim with such ranges does not restrict other
-    /// memory.
+    /// The work may touch these bytes only if another range allows it. If a claim has guarded ranges, the work may
+    /// touch all memory outside them.
     Guarded,
 }
 
@@ -41,14 +41,14 @@ impl Range {
     }
 }
 
-/// A claim on a stream's work, until it is dropped.
+/// A claim on a stream's work. It ends when this value is dropped.
 pub(super) struct Claim {
     judge: Judge,
     stream: StreamHandle,
 }
 
 impl Judge {
-    /// Makes the driver check the stream's work against these ranges.
+    /// Makes the driver check the stream's work against these ranges, until the returned claim is dropped.
     pub(super) fn hold(self, stream: StreamHandle, name: &CStr, ranges: &[Range]) -> Claim {
         // SAFETY: the name is a string, and there are as many ranges as the call says. The driver copies both.
         unsafe { (self.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };

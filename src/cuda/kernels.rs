@@ -1,7 +1,7 @@
 //! The kernels of this build, loaded on one device.
 //!
-//! All steppers share one binary, and each takes the step kernels of the optimizers that it uses. Names come from the
-//! table of optimizers, so a new optimizer needs no change here.
+//! All steppers load the same binary, and each looks up the step kernels of its own optimizers. The kernels' names come
+//! from the table of optimizers, so a new optimizer needs no change here.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) struct Kernels {
     pub(super) norm: Kernel,
     pub(super) add: Kernel,
     pub(super) cast: Kernel,
-    /// The step kernels. A key is the optimizer's row in the table, and whether its states are 8-bit codes.
+    /// The step kernels. A key is the optimizer's row in the table of optimizers, and true for states of 8-bit codes.
     steps: Vec<((u32, bool), Kernel)>,
     _module: OwnedModule,
 }

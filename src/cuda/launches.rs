@@ -21,14 +21,14 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// If tiles move at least this many bytes on average, a block of a step takes one tile. Full tiles reach this with 20
-/// bytes per element or more, which is true of most optimizers in f32. The last tiles of parameters are shorter and
-/// lower the average. Blocks start in the order of their tiles, so smaller shares keep less memory in use at a time.
-/// kernels/PERFORMANCE.md has the times.
+/// If tiles move at least this many bytes on average, a block of a step takes one tile. Full tiles reach this size with
+/// 20 bytes per element or more. Most optimizers in f32 move that much. Each parameter's last tile is shorter, and
+/// lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks that run at the
+/// same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 38 << 10;
 
-/// The bytes that a block moves if tiles are smaller, for example if all tensors are bf16. A single small tile has too
-/// few loads to hide the time that a block takes to start.
+/// The bytes that a block moves if tiles are smaller than [`LARGE_TILE_BYTES`], for example if all tensors are bf16. A
+/// single small tile has too few loads to hide the time that a block takes to start.
 const SHARE_BYTES: u64 = 224 << 10;
 
 /// The GPU has a slot for each block that can be resident. If there are enough tiles, each slot runs at least this many
@@ -96,8 +96,8 @@ impl Preparation<'_> {
         Ok(prepared)
     }
 
-    /// Prepares the launches of a plan that has one bucket, and returns them with the tiles that they upload. The
-    /// addresses of tensors come with each launch.
+    /// Prepares the launches of a plan that has one bucket, and uploads their tiles. Returns each launch with its
+    /// tiles. The addresses of tensors are passed at each launch.
     pub(super) fn unbound(
         &self,
         kind: Kind,
@@ -151,8 +151,8 @@ impl Preparation<'_> {
 }
 
 /// How tiles are assigned to blocks. The share of a block is the number of its tiles. Launches that compute norms end
-/// in atomics, so they have only as many blocks as can be resident at a time, with equal shares. Launches that step
-/// have blocks with short shares, or the caller's number of blocks. A launch for a custom optimizer has one block.
+/// in atomics, so they have only as many blocks as can be resident at a time, with equal shares. Launches of steps have
+/// blocks with short shares, or as many blocks as the caller has set. A launch for a custom optimizer has one block.
 #[derive(Clone, Copy)]
 enum Grid {
     One,
@@ -177,14 +177,14 @@ impl Grid {
 }
 
 /// Returns the number of blocks, at most `most`, that take equal shares of the tiles. Only the last share may be
-/// smaller. Exactly `most` blocks would not make the shares smaller, and the last blocks might get no tile.
+/// smaller. With exactly `most` blocks, the shares would not be smaller, and the last blocks might have no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks. A share is then one large tile, or enough smaller tiles to move about [`SHARE_BYTES`].
-/// Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
-/// when other blocks end. Blocks with short shares end soon, so other blocks do not wait long.
+/// Returns the number of blocks with which a share is one large tile, or enough smaller tiles to move about
+/// [`SHARE_BYTES`]. If another kernel runs, such as NCCL's, it takes a part of the GPU's slots. Blocks without a slot
+/// start when other blocks end. Blocks with short shares end soon, so the others do not wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };
@@ -196,7 +196,7 @@ fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
 }
 
-/// Returns the argument of a launch that reads records from control memory.
+/// Returns an empty argument, for a launch that reads its records from control memory.
 pub(super) fn nothing_given() -> InstepGiven {
     // SAFETY: all fields are numbers, or records of numbers, for which zeros are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -213,12 +213,12 @@ impl BucketLaunch {
         self.args.args
     }
 
-    /// Returns the address and the bytes of the launch's table of tiles. Kernels only read the table.
+    /// Returns the address of the launch's table of tiles, and its length in bytes. Kernels only read the table.
     pub(super) fn table(&self) -> (usize, u64) {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
-    /// Enqueues the launch with a copy of its arguments, which `change` completes.
+    /// Enqueues the launch with a copy of its arguments, after `change` has completed the copy.
     ///
     /// # Safety
     /// The conditions of [`enqueue`](Self::enqueue) hold with the completed arguments.
@@ -237,10 +237,10 @@ impl BucketLaunch {
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
     }
 
-    /// Enqueues one launch of a bucket, or of neighbouring buckets that have consecutive tiles in a table.
+    /// Enqueues one launch for one bucket, or for neighbouring buckets with consecutive tiles in a table.
     ///
     /// # Safety
-    /// The stepper's memory is alive. Until the kernel has ended, nothing else touches the memory that it touches.
+    /// The stepper's memory is alive. Until the kernel has ended, nothing else touches its memory.
     pub(super) unsafe fn enqueue<'a>(
         neighbours: impl Iterator<Item = &'a BucketLaunch> + Clone,
         driver: &dyn Driver,

@@ -1,18 +1,18 @@
 //! Finds NVIDIA's driver library and looks up its functions, before cudarc makes its first call.
 //!
-//! cudarc opens `libcuda.so`, or a name with a version (last of all `libcuda.so.1`). It panics if the library or a
-//! function is missing. This module therefore looks for the library and for each function first, and returns an error
-//! that names the missing part. Before that, this module opens the file that `INSTEP_CUDA` names. cudarc then finds
-//! this file by its soname, the name inside the file. If cudarc has found another library, this module refuses the
-//! driver. A driver that has been started is never closed, because it runs threads.
+//! cudarc opens `libcuda.so`, or a versioned name such as `libcuda.so.1`. It panics if the library or a function is
+//! missing. This module therefore looks for the library and for each function first, and returns an error that names
+//! the missing part. If `INSTEP_CUDA` names a file, this module opens that file first. cudarc then finds the file by
+//! its soname, the name inside the file. If cudarc finds another library instead, this module returns an error. A
+//! driver that has been started is never closed, because it runs threads.
 //!
 //! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
 //! cudarc was built, and a code that the enum lacks is undefined behaviour. [`Direct`] therefore declares some
 //! functions itself, with numbers as results. These functions start the driver, order or start a stream's work, ask
-//! whether the work has ended, or allocate memory for it. They are the first to report a fault on the device. One risk
-//! remains: a driver newer than the enum may return a new code from one of the other calls. These calls make or free an
-//! object, copy, fill, call the host, or capture. They may also return the new code of an earlier fault. [`call`]
-//! converts their results to numbers at once, and matches on no enum.
+//! whether the work has ended, or allocate memory for it. They are the first to report a fault on the device. The other
+//! functions make or free an object, copy, fill, call the host, or capture. They are called through cudarc, so one risk
+//! remains: a driver newer than the enum may return a code that the enum lacks. [`call`] converts their results to
+//! numbers at once, and never matches on the enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -27,12 +27,12 @@ use libloading::Library;
 use super::judge::{Judge, Take};
 use crate::error::{Error, Result};
 
-/// The oldest driver that has every function of the lists.
+/// The oldest driver that has every function that this file lists.
 const OLDEST: &str = "CUDA 12.0";
 
 macro_rules! symbols {
     ($($name:ident)*) => {
-        /// The functions that are called through cudarc.
+        /// The names of the functions that are called through cudarc.
         #[allow(non_upper_case_globals)]
         pub(super) mod symbols {
             $(pub(in crate::cuda) const $name: &str = stringify!($name);)*
@@ -64,20 +64,20 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Compiles only if cudarc's function takes these types.
+/// Compiles only if cudarc's function takes arguments of these types.
 macro_rules! takes_the_same {
     (() $types:tt) => {};
     (($cudarc:ident) ($($type:ty),*)) => { const _: unsafe fn($($type),*) -> CUresult = sys::$cudarc; };
 }
 
-/// One row per function: its symbol, an older symbol that works too, and its arguments. The row also names cudarc's
-/// function, if this function takes the same arguments in every release.
+/// Declares [`Direct`]. Each row has a function's symbol and its arguments, and may have an older symbol that works
+/// too. A row names cudarc's function if that function takes the same arguments for every CUDA release.
 macro_rules! direct {
     ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
-        /// The functions that return result codes as numbers.
+        /// The driver's functions that this file declares itself, with numbers as results.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
-            /// This function exists since CUDA 12.5. For a stream of a green context, it returns the primary context.
+            /// `cuStreamGetCtx_v2`, since CUDA 12.5. For a stream of a green context, it returns the primary context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
             capture_info: CaptureInfo,
             /// Checks work against claims. Only the software GPU of the tests has this function.
@@ -211,7 +211,7 @@ impl Direct {
     }
 
     /// Returns whether all work has ended that was on the stream when the event was last recorded. The host polls this
-    /// function, so the usual answer, not ready, makes no error value.
+    /// function, so no error value is made for the usual result, "not ready".
     ///
     /// # Safety
     /// The event is alive.
@@ -244,7 +244,6 @@ fn documented(symbol: &'static str) -> &'static str {
     symbol.trim_end_matches("_v2")
 }
 
-/// Converts a call's result code to a result.
 pub(super) fn check(symbol: &'static str, code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -301,7 +300,6 @@ fn find(named: Option<OsString>) -> Result<Direct, String> {
     Direct::of(library).map_err(lacks)
 }
 
-/// Returns the library that cudarc calls.
 fn cudarcs_library() -> Option<&'static Library> {
     // cudarc has `is_culib_present` and `culib`, unless another crate of the program makes cudarc link the driver. In
     // that case, the functions of these names below are used.
@@ -311,7 +309,7 @@ fn cudarcs_library() -> Option<&'static Library> {
     unsafe { is_culib_present().then(|| culib()) }
 }
 
-/// Returns whether the driver is present, in a program that is linked with it.
+/// Returns true, because a program that is linked with the driver always has it.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true
@@ -328,12 +326,12 @@ fn address_of_start(library: &Library) -> Option<usize> {
     unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok().map(|start| *start as usize)
 }
 
-/// Returns the text of the loader, because the error's own text says only which of the loader's functions failed.
+/// Returns the loader's message. The error's own text says only which function of the loader has failed.
 pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Returns the version of a driver that lacks a function, as a part of an error's sentence.
+/// Returns the version of a driver that lacks a function, as a part of an error message.
 fn version(library: &Library) -> String {
     let mut version = 0;
     // SAFETY: `cuda.h` gives this symbol this type. The call writes one number.

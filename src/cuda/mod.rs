@@ -2,9 +2,9 @@
 //! belong to the library or to the caller.
 //!
 //! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead of the GPU. For each
-//! bucket, a stream waits for the sum, a kernel is launched (two for LAMB), and an event is recorded. Without feature
-//! `cuda`, or without a driver, every constructor returns an error that says so. As on the host, `schedule` decides
-//! which ops may overlap, and `hazard` proves that the overlap is safe.
+//! bucket, it enqueues a wait for the sum, a kernel (two for LAMB), and the recording of an event. Without feature
+//! `cuda`, or without a driver, every constructor returns an error that says so. As on the host device, the module
+//! `schedule` decides which ops may overlap, and `hazard` proves that the overlap is safe.
 
 mod any_stream;
 mod bucket;
@@ -43,7 +43,7 @@ pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
 /// The version of cudarc that this crate uses. Its streams and events convert to [`StreamHandle`] and
-/// [`EventHandle`](crate::EventHandle). The interface of cudarc changes often, so no other public item names its types.
+/// [`EventHandle`](crate::EventHandle). Only these conversions use cudarc's types, because the types change often.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
@@ -68,8 +68,9 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens the device with this ordinal through its primary context, which the CUDA runtime and frameworks share.
-    /// Under torchrun each rank opens its own device, which [`Options::device`](nccl::Options::device) names.
+    /// Opens the device with this ordinal. Work runs in the device's primary context, which the CUDA runtime and
+    /// frameworks use too. Under torchrun, each rank opens its own device, with the ordinal
+    /// [`Options::device`](nccl::Options::device).
     ///
     /// # Errors
     /// `KernelsNotBuilt` without feature `cuda`. `DriverUnavailable` without a working driver. `Unsupported` if there
@@ -116,13 +117,13 @@ impl Cuda {
         self
     }
 
-    /// Sets the number of thread blocks of a step. There is at most one block per tile of 2,048 elements. Fewer blocks
-    /// leave more multiprocessors free for a concurrent backward. Too few blocks do not use the full memory bandwidth.
-    /// With more blocks, each block ends sooner, so a kernel of higher priority waits less for a multiprocessor.
-    /// `u32::MAX` gives each tile its own block. `instep bench --device cuda:0 --max-blocks` measures the effect. By
-    /// default, a block steps one tile if tiles move at least 38 KiB on average. Otherwise it steps enough tiles to
-    /// move about 224 KiB. If there are enough tiles, the launch has at least two blocks for each block that can be
-    /// resident.
+    /// Sets the number of thread blocks of a step's launch. There is at most one block per tile of 2,048 elements.
+    /// Fewer blocks leave more multiprocessors free for a concurrent backward. Too few blocks do not use the full
+    /// memory bandwidth. With more blocks, each block ends sooner, so a kernel of higher priority waits less for a
+    /// multiprocessor. `u32::MAX` gives each tile its own block. `instep bench --device cuda:0 --max-blocks` measures
+    /// the effect. By default, a block steps one tile if tiles move at least 38 KiB on average. Otherwise it steps
+    /// enough tiles to move about 224 KiB. If there are enough tiles, the launch has at least twice as many blocks as
+    /// can be resident at a time.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

@@ -1,4 +1,4 @@
-//! A control block on a GPU that belongs to no bucket: norms of several buckets add to it, and their steps read it.
+//! A control block on a GPU for several buckets. Their norms are added to it, and their steps read it.
 //!
 //! A call may name any stream. The work of a call waits for the work of the previous call (`any_stream.rs`).
 #![allow(unsafe_code)]
@@ -39,7 +39,7 @@ impl NormBlock {
         })
     }
 
-    /// Opens the block. `scale` puts the factors of the gradients into the arguments.
+    /// Begins a new norm in the block. `scale` writes the gradients' factors (divisor, loss scale) into the arguments.
     ///
     /// # Safety
     /// The stream belongs to this device.
@@ -58,7 +58,7 @@ impl NormBlock {
         })
     }
 
-    /// Makes the decision from the gradients that were added.
+    /// Decides the clip coefficient, and whether steps are skipped, from the norms that were added.
     ///
     /// # Safety
     /// The stream belongs to this device.
@@ -82,8 +82,8 @@ impl NormBlock {
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 
-    /// Enqueues a bucket's work, which gets the block's address. This work waits for the work of the previous call, and
-    /// the work of the next call waits for this work.
+    /// Calls `work` with the block's address. What `work` enqueues runs after the work of earlier calls, and before the
+    /// work of later calls.
     pub(crate) fn during<T>(
         &mut self,
         stream: StreamHandle,

@@ -1,16 +1,16 @@
-//! The order of collectives on one device: those of several communicators run in the order of the calls.
+//! The order of collectives on one device. Collectives of several communicators run in the order of the calls.
 //!
 //! A kernel of NCCL occupies the device until the other ranks run the same kernel. If two ranks start the kernels of
 //! two communicators in different orders, and a device has no room for both kernels, the ranks wait for each other
 //! forever. A newer NCCL starts kernels in the order of the calls ([`is_ordered`]). If NCCL does not, events order the
-//! calls: a call waits for the last call of another communicator. All ranks make the calls in the same order, so a
-//! kernel waits only for kernels that every rank has enqueued before. (NCCL's implicit order does the same on drivers
-//! before CUDA 12.3.)
+//! calls: if the previous call belongs to another communicator, a call waits for it. All ranks make the calls in the
+//! same order, so a kernel waits only for kernels that every rank has enqueued before. (NCCL's implicit order does the
+//! same on drivers before CUDA 12.3.)
 //!
 //! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
-//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Two
-//! captures must not be filled in turns, because only the last call of a capture is kept. The launches of a program's own
-//! graphs are not ordered, because this library does not see them.
+//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Calls of
+//! two captures must not alternate, because only the last call in any capture is remembered. The launches of a
+//! program's own graphs are not ordered, because the program makes them without this library.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,13 +20,13 @@ use super::owned::{Event, capture_of};
 use crate::error::Result;
 use crate::handle::StreamHandle;
 
-/// The first NCCL version with a configuration that orders communicators. The next constant is the first version with
-/// a variable that orders them.
+/// The first NCCL version in which a communicator's configuration can order its calls with those of others. The next
+/// constant is the first version in which an environment variable can do this.
 const ORDERS: u32 = 23100;
 pub(super) const ORDERS_BY_VARIABLE: u32 = 22600;
 
 /// Returns whether NCCL orders the calls of a communicator with those of others. A framework's communicator has the
-/// configuration that the framework chose. The variable overrides every configuration.
+/// configuration that the framework chose. The environment variable overrides every configuration.
 pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
     match variable("NCCL_LAUNCH_ORDER_IMPLICIT").as_deref().map(str::trim) {
         Some("1") => version >= ORDERS_BY_VARIABLE,
@@ -38,7 +38,7 @@ pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str)
 /// The calls of one device.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Whether a communicator of this device needs events. All communicators of the device then take part.
+    /// Whether events order the calls of all communicators of this device, because at least one needs it.
     pub(super) is_by_events: bool,
     /// The last call outside of captures, and the last call in a capture.
     last: [Option<Last>; 2],
@@ -51,8 +51,8 @@ struct Last {
     event: Event,
 }
 
-/// The calls by device ordinal. A call holds its device's lock, because over all communicators of a device NCCL allows
-/// only one thread at a time.
+/// The calls by device ordinal. A call holds its device's lock, because NCCL allows only one thread at a time for all
+/// communicators of a device.
 static DEVICES: Mutex<BTreeMap<u32, &'static Mutex<Order>>> = Mutex::new(BTreeMap::new());
 
 /// Waits until no other thread enqueues on a device, and keeps other threads out until the guard is dropped.
@@ -64,8 +64,9 @@ pub(super) fn on_device(device: u32) -> MutexGuard<'static, Order> {
 }
 
 impl Order {
-    /// Runs `work`, which enqueues collectives on a stream, with the device current. If NCCL does not order them, they
-    /// run after the collectives of other owners. NCCL itself orders the collectives of one communicator.
+    /// Runs `work`, which enqueues collectives on a stream, with the device current. If events order the device's
+    /// calls, the collectives run after the collectives of other owners. NCCL itself orders the collectives of one
+    /// communicator.
     pub(super) fn enqueue(
         &mut self,
         owner: Option<usize>,

@@ -1,9 +1,9 @@
-//! Streams, events, code, graphs and memory of a GPU that are freed with their last owner.
+//! Streams, events, code, graphs and memory of a GPU. Each of them is freed with its last owner.
 //!
-//! A handle of this file lives as long as its value. A stream that is passed as a plain handle is alive too. It is a
-//! stream of this file, or the trainer's stream, which the caller has promised to keep alive. Work that is queued still
-//! runs after its handles are freed. Stream-ordered memory is freed after the work that is on its stream. The host does
-//! not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
+//! A handle is alive as long as the value that owns it. A stream that is passed as a plain handle is alive too. It is
+//! owned by a value of this file, or it is the trainer's stream, which the caller has promised to keep alive. Queued
+//! work still runs after its handles are freed. Stream-ordered memory is freed after the work that is on its stream.
+//! The host does not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -48,7 +48,7 @@ impl<H: Copy> Drop for Owned<H> {
     }
 }
 
-/// An event: the position on a stream at its last [`record`](Self::record). Clones are the same event.
+/// An event. Its position is the stream's position at the last [`record`](Self::record). Clones share one event.
 #[derive(Clone)]
 pub(crate) struct Event(Arc<Position>);
 
@@ -82,7 +82,7 @@ impl Event {
         unsafe { self.0.event.driver.wait(stream, self.handle()) }
     }
 
-    /// Returns true if the event's last position has been passed, or if it has no position.
+    /// Returns true if the event's last position has been passed, or if the event has not been recorded.
     pub(crate) fn is_passed(&self) -> Result<bool> {
         let is_recorded = self.0.is_recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
@@ -90,7 +90,7 @@ impl Event {
     }
 
     /// Waits until the event's last position has been passed, but not longer than the grace period of a drop. Returns
-    /// whether it has been passed. While `is_busy` returns true, the period starts again.
+    /// whether the position has been passed. While `is_busy` returns true, the period starts again.
     pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
         let mut since = Instant::now();
         loop {
@@ -114,21 +114,19 @@ impl Event {
         Ok(())
     }
 
-    /// Returns the time since the event `zero`. The owner of `zero` is alive. Both events are timed and have been
-    /// passed.
+    /// Returns the nanoseconds from the event `zero` to this event. The owner of `zero` is alive. Both events are timed
+    /// and have been passed.
     pub(crate) fn ns_since(&self, zero: EventHandle) -> Result<f64> {
         // SAFETY: both events are alive. The driver refuses events that are not timed or not passed.
         unsafe { self.0.event.driver.elapsed_ns(zero, self.handle()) }
     }
 }
 
-/// Returns the id of the capture that the stream takes part in.
 pub(super) fn capture_of(driver: &dyn Driver, stream: StreamHandle) -> Result<Option<u64>> {
     // SAFETY: the stream is alive.
     unsafe { driver.capture_of(stream) }
 }
 
-/// A stream that this crate has created.
 pub(super) type OwnedStream = Owned<StreamHandle>;
 
 impl OwnedStream {
@@ -137,7 +135,7 @@ impl OwnedStream {
     }
 }
 
-/// Code on the GPU. The driver keeps the code of launches that have not ended.
+/// Code on the GPU. The driver does not free the code of a launch that has not ended.
 pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
@@ -205,8 +203,8 @@ impl Arena {
         ptr::with_exposed_provenance_mut(self.address().0 as usize)
     }
 
-    /// Changes the stream on which the memory is freed. When the memory is freed, that stream has waited for all
-    /// streams that use the memory.
+    /// Changes the stream on which the memory is freed. Before the memory is freed, the caller makes that stream wait
+    /// for all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.handle.1 = stream;
     }
@@ -218,8 +216,8 @@ pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Pinned memory, which host and GPU reach under the same address. It is zeros at first. The owner leaks the memory
-/// instead of dropping it while enqueued work may use it.
+/// Pinned memory, which has the same address for the host and the GPU. It is zeroed at first. While enqueued work may
+/// use the memory, the owner must leak it instead of dropping it.
 pub(super) struct OwnedMapped {
     memory: Owned<NonNull<u8>>,
     bytes: usize,
@@ -245,7 +243,7 @@ impl OwnedMapped {
         self.memory.handle
     }
 
-    /// Writes words from word `at` on. A kernel that reads at the same time may read old and new words.
+    /// Writes words from word `at` on. A kernel that reads at the same time may read a mix of old and new words.
     pub(super) fn write(&mut self, at: usize, words: &[u32]) {
         assert!((at + words.len()) * size_of::<u32>() <= self.bytes, "{at} and {} words", words.len());
         // SAFETY: the words are inside the memory, which is aligned to a page. `&mut self` excludes other accesses by

@@ -1,9 +1,9 @@
 //! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
-//! Settings go to the GPU. The host writes a slot when it opens a pass, and the Begin of this pass reads the slot. The
-//! host can therefore change a learning rate without a wait for earlier passes. The host never writes a slot that a
-//! Begin must still read. Status goes to the host. After the last step of a pass, the GPU writes the status into a
-//! slot. Each slot has a seqlock.
+//! One ring takes settings to the GPU. The host writes a slot when it opens a pass, and the Begin of this pass reads
+//! the slot. The host can therefore change a learning rate without a wait for earlier passes. The host never writes a
+//! slot that a Begin must still read. The other ring takes the status of passes to the host. After the last step of a
+//! pass, the GPU writes the status into a slot. Each slot of this ring has a seqlock.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -50,7 +50,7 @@ impl SettingsRing {
         &self.read[slot(self.begun)]
     }
 
-    /// Writes the next slot, after its last reader has finished.
+    /// Writes the settings into the next slot. The slot's last reader must have finished.
     pub(super) fn write(&mut self) {
         self.ring.write(slot(self.begun) * self.words.len(), &self.words);
         if cfg!(debug_assertions) {
@@ -67,7 +67,7 @@ impl SettingsRing {
     }
 }
 
-/// The results of passes, as the GPU publishes them.
+/// The ring in which the GPU publishes the results of passes.
 pub(super) struct StatusRing {
     pub(super) ring: OwnedMapped,
 }

@@ -1,8 +1,8 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
-//! A ticket names a position, and a ring of events per stream holds the position's event. An event is recorded again
-//! only long after every wait for it was submitted. An even later wait would wait for a later position of the same
-//! stream, which is safe. This module makes no stream or event after construction.
+//! A ticket names a position on a stream. Each stream has a ring of events, and one of them marks the position. An
+//! event is recorded again only long after every wait for it was submitted. A wait that comes even later waits for a
+//! later position of the same stream, which is safe. All streams and events are made at construction.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::op::{STREAMS, Stream, Ticket};
 pub(crate) struct Streams {
     compute: StreamHandle,
     rings: [Vec<Event>; STREAMS],
-    /// Marks positions that no ticket names.
+    /// An event for positions that no ticket names.
     spare: Event,
     /// All streams except the trainer's stream.
     own: [Option<OwnedStream>; STREAMS],
@@ -64,14 +64,14 @@ impl Streams {
         self.event(ticket).hold(self.stream(stream))
     }
 
-    /// Records an event after everything that is on the stream.
+    /// Records an event after all work that is on the stream now.
     pub(super) fn here(&self, stream: Stream) -> Result<&Event> {
         self.spare.record(self.stream(stream))?;
         Ok(&self.spare)
     }
 
-    /// Makes one stream wait for everything on other streams. The optim stream waits before memory is freed on it, and
-    /// the trainer's stream at the end of a capture.
+    /// Makes the stream `on` wait for all work on the other streams that `others` selects. The optim stream waits
+    /// before memory is freed on it. The trainer's stream waits at the end of a failed capture.
     pub(super) fn gather(&self, on: Stream, others: impl Fn(Stream) -> bool) -> Result<()> {
         for other in self.all().filter(|other| *other != on && others(*other)) {
             self.here(other)?.hold(self.stream(on))?;

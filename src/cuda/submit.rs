@@ -1,8 +1,8 @@
 //! Runs ops as driver calls on the caller's thread.
 //!
-//! In a steady state a bucket takes three calls: a wait for an event, a launch, and the recording of an event. Only the
-//! ops decide which work runs, and in which order. `run_all` never blocks, except while the host is eight passes ahead
-//! of the GPU.
+//! In a steady state, a bucket takes three driver calls: a wait for an event, a launch, and the recording of an event.
+//! Only the ops decide which work runs, and in which order. `run_all` blocks only while the host is eight passes ahead
+//! of the GPU, or before a copy of pageable memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -25,7 +25,8 @@ use crate::layout::SegmentAction;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 impl CudaDevice {
-    /// Runs ops up to the first one that fails. If `sum` is the event of the caller's sum, one of the ops waits for it.
+    /// Runs ops up to the first one that fails. `sum` is the event of the caller's sum, for which an `AwaitSum` op
+    /// waits.
     pub(super) fn run_all(&mut self, ops: &[Op], sum: Option<EventHandle>) {
         self.notice_host();
         if self.failed.is_some() {
@@ -75,8 +76,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns two spans of the bucket that an op makes full. They are the shard that the GPU keeps (empty if it keeps
-    /// no shard) and the full bucket.
+    /// Returns two spans of the bucket that an op makes full: the shard on this GPU, and the full bucket. The shard's
+    /// span is empty if the shard is on the host.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
@@ -208,9 +209,9 @@ impl CudaDevice {
         unsafe { self.cuda.driver.fill(at, element, span.bytes(), stream) }
     }
 
-    /// Makes the open pass leave a segment unchanged: a fill on the stream writes the action into the segment's record.
-    /// A captured pass contains the fill too. The Begin of the next pass writes the usual action again, so the segment
-    /// is left only in this pass.
+    /// Makes the open pass leave a segment unchanged. A fill on the stream writes the action `Leave` into the segment's
+    /// records, and a captured pass contains this fill too. The Begin of the next pass writes the usual action again,
+    /// so only this pass leaves the segment unchanged.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
         let (driver, action) = (&self.cuda.driver, (SegmentAction::Leave as u32).to_ne_bytes());
         records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {
@@ -237,7 +238,7 @@ impl CudaDevice {
         self.engine.launch(self.engine.kernels.decide, Shape { blocks: 1, threads: 1 }, stream, &args)
     }
 
-    /// Writes the next pass's settings to the slot that its Begin reads.
+    /// Writes the next pass's settings to the slot that the pass's Begin reads.
     pub(super) fn fill_slot(&mut self) -> Result<()> {
         self.block_on(self.engine.settings.reader())?;
         self.engine.settings.write();

@@ -1,13 +1,13 @@
 //! The driver of this machine, called through cudarc. Every result other than success becomes an error.
 //!
 //! This file uses raw addresses and handles instead of cudarc's types. A `CudaSlice` of cudarc would order all accesses
-//! to one flat buffer. This order would prevent the overlap of steps with backward. A `CudaStream` or `CudaEvent` of
-//! cudarc asks for the current context in every call. A program that has these types can still pass its streams and
-//! events by reference.
+//! to one flat buffer. This order would prevent the overlap of steps with backward. cudarc's `CudaStream` and
+//! `CudaEvent` ask for the current context in every call. A program that uses these two types can still pass them by
+//! reference.
 //!
 //! The context is the device's primary context, which the CUDA runtime and every framework share. It is never released,
-//! because other code may have memory in it. Every call restores the context that the thread had, while cudarc's
-//! `CudaContext` leaves its own context current.
+//! because other code may have memory in it. After a call, the thread's previous context is current again. cudarc's
+//! `CudaContext` would leave its own context current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -50,7 +50,8 @@ struct System {
     direct: &'static Direct,
     context: usize,
     /// A pool of stream-ordered memory. Freed memory stays mapped, so that the next allocation is fast. The driver's
-    /// own pool returns memory to the system at every wait. A destroyed pool exists until its memory is freed.
+    /// default pool returns freed memory to the system at every synchronization. A destroyed pool lives on until all
+    /// its memory is freed.
     pool: usize,
     gpu: Gpu,
 }
@@ -159,7 +160,7 @@ unsafe impl Driver for System {
         self.direct.judge
     }
 
-    /// A trainer's thread usually has the context current already.
+    /// Pushes the context only if it is not current. On a trainer's thread it usually is current.
     fn enter(&self) -> Result<bool> {
         let (mut current, context) = (ptr::null_mut(), pointer(self.context));
         // SAFETY: the conditions of every call hold (see the impl).

@@ -1,10 +1,11 @@
 //! Tables of tiles for launches that get tensors at new addresses. The host writes the tiles to pinned memory, and a
-//! copy on the stream takes them to the GPU. Two pinned buffers are used in turn.
+//! copy on the stream sends them to the GPU. Two pinned buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket that gets an address for each parameter or gradient with each call. A table is
+//! [`TileTables`] are for a bucket for which each call passes an address for each parameter or gradient. A table is
 //! written again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
-//! parameters that have moved. Each launch keeps its table, and the copy comes after all ops that read the old
-//! addresses. The host waits only if addresses change faster than the GPU copies them.
+//! parameters that have moved. Each launch has the same table before and after a move. New tiles are copied to the
+//! table after all ops that read the old addresses. The host waits only if addresses change faster than the GPU copies
+//! the tiles.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
-/// Two tables of tiles, used in turn, for a bucket that gets an address for each parameter or gradient.
+/// Two tables of tiles, used in turn, for a bucket with an address for each parameter or gradient.
 pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
     bases: Vec<Bases>,
-    /// The two tables, each with the event after the last launch that read it. The engine makes the stream that frees
-    /// them wait for all launches.
+    /// The two tables. Each has an event after the last launch that reads the table. Before the tables are freed, their
+    /// owner makes the stream that frees them wait for all launches.
     tables: [(Arena, Event); 2],
     current: usize,
     staged: StagedTiles,
@@ -48,7 +49,7 @@ impl TileTables {
         Ok(TileTables { tiles, bases: Vec::new(), tables, current: 0, staged })
     }
 
-    /// Returns a pointer to a table that has these addresses of the segments, for later launches on `stream`.
+    /// Returns a pointer to a table with the segments at these addresses, for later launches on `stream`.
     pub(super) fn with(
         &mut self,
         bases: &[Bases],
@@ -85,20 +86,19 @@ impl TileTables {
     }
 }
 
-/// The tiles of the steps' launches, bucket by bucket, once a parameter has moved.
+/// The tiles of all launches of steps, bucket by bucket. They exist once a parameter has moved.
 pub(super) struct MovingTiles {
     lists: Vec<Vec<InstepTile>>,
     staged: StagedTiles,
 }
 
 impl MovingTiles {
-    /// Allocates room for these tiles, as many as the tables have.
     pub(super) fn new(driver: &Arc<dyn Driver>, lists: Vec<Vec<InstepTile>>) -> Result<MovingTiles> {
         let staged = StagedTiles::new(driver, lists.iter().map(Vec::len).sum())?;
         Ok(MovingTiles { lists, staged })
     }
 
-    /// Sends the tiles of launches with parameters that have moved.
+    /// Enqueues copies of the tiles of all launches with parameters that have moved.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
@@ -119,8 +119,8 @@ impl MovingTiles {
     }
 }
 
-/// Two buffers for tiles that are being sent to the GPU. Each buffer has the event after the last copies from it. If a
-/// device is dropped while such a copy may run, it leaks the buffers.
+/// Two buffers for tiles that are being sent to the GPU. Each buffer has an event after the last copies from it. If a
+/// device is dropped while such a copy may run, the device leaks the buffers.
 struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],
@@ -128,7 +128,6 @@ struct StagedTiles {
 }
 
 impl StagedTiles {
-    /// Allocates two buffers for this many tiles.
     fn new(driver: &Arc<dyn Driver>, tiles: usize) -> Result<StagedTiles> {
         let staging = || -> Result<(OwnedMapped, Event)> {
             let memory = OwnedMapped::new(driver, tiles * size_of::<InstepTile>())?;
@@ -137,17 +136,17 @@ impl StagedTiles {
         Ok(StagedTiles { driver: Arc::clone(driver), staging: [staging()?, staging()?], current: 0 })
     }
 
-    /// Switches to the other buffer, once its last copies have ended.
+    /// Switches to the other buffer, and blocks until the last copies from it have ended.
     fn turn(&mut self) -> Result<()> {
         self.current = 1 - self.current;
         self.staging[self.current].1.block()
     }
 
-    /// Enqueues the copy of each list to its table, from the buffer of the last [`turn`](Self::turn).
+    /// Enqueues the copy of each list to its table, through the buffer that the last [`turn`](Self::turn) selected.
     ///
     /// # Safety
-    /// The tables are alive, and as long as their lists. The stream comes after all work that reads them. The lists fit
-    /// in the buffer.
+    /// The tables are alive, and as long as their lists. The stream has waited for all work that reads the tables. All
+    /// lists together fit in the buffer.
     unsafe fn send(
         &mut self,
         lists: impl IntoIterator<Item = (*const InstepTile, impl ExactSizeIterator<Item = InstepTile>)>,

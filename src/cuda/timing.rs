@@ -13,7 +13,7 @@ use crate::op::{Interval, Op, TimedOp};
 
 pub(crate) struct Timing {
     driver: Arc<dyn Driver>,
-    /// The event from which all times count, on the device's clock.
+    /// All times count from this event, on the device's clock.
     pub(crate) origin: Event,
     spans: Vec<(Op, Event, Event)>,
     stalls: Vec<(Event, Event)>,
@@ -49,15 +49,15 @@ impl Timing {
         Ok(())
     }
 
-    /// Returns the ops that have run since this function was last called. All of them have ended.
+    /// Returns the ops since the last call of this function, with their times. All of these ops must have ended.
     pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
         let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });
         spans.into_iter().map(ran).collect()
     }
 
-    /// Returns the intervals in which the trainer's stream has waited since this function was last called. All of them
-    /// have ended.
+    /// Returns the intervals in which the trainer's stream has waited since the last call of this function. All of
+    /// these waits must have ended.
     pub(super) fn take_stalls(&mut self) -> Result<Vec<Interval>> {
         let stalls = std::mem::take(&mut self.stalls);
         stalls.into_iter().map(|(start, end)| self.interval(start, end)).collect()

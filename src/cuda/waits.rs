@@ -39,8 +39,8 @@ impl CudaDevice {
         poll(Wall::start(), AWAKE, Duration::MAX, wanted, look).map(drop)
     }
 
-    /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph that has not ended counts
-    /// as such a collective, because its progress cannot be observed.
+    /// Returns whether the GPU is running a collective that does not wait for the trainer. A graph that has not ended
+    /// counts as such a collective, because its progress cannot be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures cannot be queried, so they are left out.
@@ -68,8 +68,8 @@ impl CudaDevice {
         })
     }
 
-    /// Runs `work` with the device current. If the device has failed, returns the device's error instead. An error of
-    /// `work` fails the device.
+    /// Runs `work` with the device current. If the device has failed, returns the device's error instead. If `work`
+    /// returns an error, the device fails.
     pub(crate) fn guarded<T>(
         &mut self,
         what: &str,

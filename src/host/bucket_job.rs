@@ -1,4 +1,5 @@
-//! One launch of a bucket on a CPU, as a job of the pool: arguments and tiles, built once.
+//! One launch of a bucket on a CPU, as a job of the thread pool. The launch's arguments and its table of tiles are
+//! built once.
 //!
 //! A stepper's job keeps the addresses of the stepper's memory. The job of a `BucketStep` gets addresses before each
 //! launch. Running a job allocates nothing.
@@ -19,11 +20,12 @@ use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
 
-/// How many chunks a launch has per thread. With this many, a thread that starts late still gets a fair part.
+/// How many chunks a launch has per thread. With several chunks per thread, the other threads can take over chunks of a
+/// thread that starts late.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// The number of tiles of a chunk. A chunk must outweigh the cost of taking it, and be small enough that all threads
-/// end together.
+/// The smallest and the largest number of tiles in a chunk. Running a chunk must take much longer than fetching it from
+/// the pool. A chunk must also be so small that all threads end at about the same time.
 const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 
 /// The threads and prefetches of a launch. Results have the same bits for any number of threads and any prefetch
@@ -91,8 +93,8 @@ impl BucketJob {
         BucketJob::unbound(kind, launch, memories, execution, Arc::default())
     }
 
-    /// Makes a job that takes its tensors' addresses from `bases`, which has one entry for all segments or one per
-    /// segment.
+    /// Makes a job that reads its tensors' addresses from `bases`. `bases` has one entry for all segments, or one entry
+    /// per segment.
     pub(crate) fn unbound(
         kind: Kind,
         launch: Launch,
@@ -206,13 +208,13 @@ const WINS: u32 = 20;
 pub(crate) enum Prefetches {
     Never,
     Always,
-    /// Each launch measures which choice is faster, because this depends on the CPU and the format.
+    /// Each launch measures whether it is faster with prefetches. The answer depends on the CPU and the element types.
     WhereFaster,
 }
 
 impl Prefetches {
-    /// Returns the choice for steps on `memory_bytes` bytes of memory. `INSTEP_PREFETCH` decides. If the variable is
-    /// unset, the size decides.
+    /// Returns the choice for steps on `memory_bytes` bytes of memory. The environment variable `INSTEP_PREFETCH` sets
+    /// the choice. If the variable is unset, the choice depends on `memory_bytes`.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -234,20 +236,21 @@ impl Prefetches {
     }
 }
 
-/// Compares pairs of neighbouring chunks, one with prefetches and one without, until one way is chosen. Each pair has
-/// one vote, so an interrupted chunk does not distort the result.
+/// Measures pairs of neighbouring chunks until it is decided whether the launch prefetches. In each pair, one chunk
+/// runs with prefetches and the other without. Each pair has one vote, so a single interrupted chunk hardly affects the
+/// result.
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
-    /// Number of chunks so far. Every second chunk prefetches, even if each launch is one chunk.
+    /// Number of measured chunks so far. Every second chunk prefetches, even if each launch has only one chunk.
     chunks: AtomicU32,
     /// Picoseconds per tile, of the latest chunk without prefetches and of the latest chunk with prefetches.
     latest: [AtomicU64; 2],
 }
 
 impl Trial {
-    /// Makes the trial of a launch of `chunks` chunks. The first launch that steps does not count, because it also maps
-    /// pages.
+    /// Makes the trial of a launch with `chunks` chunks. The first launch that steps is not compared, because it also
+    /// maps pages.
     fn new(prefetches: Prefetches, chunks: usize) -> Trial {
         let (pairs_left, wins) = match prefetches {
             Prefetches::Never => (0, 0),
@@ -276,7 +279,8 @@ impl Trial {
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
     }
 
-    /// Counts a chunk's time. If threads count concurrently, the choice may be based on a few pairs more or fewer.
+    /// Compares a chunk's time with the time of the other chunk in its pair. If threads do this concurrently, the
+    /// choice may depend on a few pairs more or fewer.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {

@@ -1,8 +1,9 @@
-//! The compiled CPU kernels: which instruction sets this machine runs, and the calls into the kernels.
+//! Finds the instruction sets that this machine can run, and calls the compiled CPU kernels.
 //!
 //! Only this file calls the kernels. The host device's other foreign calls are `madvise` and `getpagesize`
 //! (`memories.rs`), and calls of MPI. Every build of the kernels passes a self-test of the numerics contract before its
-//! first use. A requested instruction set is used or refused, never silently replaced.
+//! first use. If a requested instruction set is not available, an error is returned, and no other instruction set is
+//! used instead.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -76,8 +77,8 @@ impl Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
     }
 
-    /// Returns the instruction set of `INSTEP_ISA`. If the variable is unset, returns the widest set that this machine
-    /// can run.
+    /// Returns the instruction set that the environment variable `INSTEP_ISA` names. If the variable is unset, returns
+    /// the widest set that this machine can run.
     ///
     /// # Errors
     /// `Config` if the variable is not the name of an instruction set.
@@ -116,7 +117,7 @@ unsafe extern "C" {
     static instep_kernels_avx512: InstepKernels;
 }
 
-/// One build of the kernels, which runs on this machine and has passed its self-test.
+/// A build of the kernels for one instruction set. It runs on this machine and has passed its self-test.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     isa: Isa,
@@ -155,7 +156,7 @@ impl Kernels {
         self.isa
     }
 
-    /// Runs Begin on control memory.
+    /// Runs the kernel `begin` on control memory. It derives the scalars of a pass.
     ///
     /// # Safety
     /// Every pointer in `args` is valid for the data that its field describes. Nothing else touches that memory during
@@ -302,7 +303,7 @@ impl Kernels {
     }
 }
 
-/// A loop at the speed of memory, with which the benches compare a step.
+/// Loops that run at the speed of memory. The benches compare the speed of a step with them.
 #[cfg(feature = "bench")]
 impl Kernels {
     /// Moves as many bytes as a step does, with almost no computation: it reads `arrays[0]` and updates the other
@@ -332,8 +333,8 @@ impl Kernels {
         }
     }
 
-    /// Reads these arrays and writes all but the first, as a step of an optimizer with two states does. No value
-    /// changes.
+    /// Reads these arrays and writes all of them except the first, as a step of an optimizer with two states does. No
+    /// value changes.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
         let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());

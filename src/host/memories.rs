@@ -32,11 +32,11 @@ const ALLOCATOR_ALIGNMENT: usize = 16;
 /// The page size to which short arenas are aligned, before their offset is added.
 const SMALL_PAGE: usize = 4096;
 
-/// The size of a huge page on x86-64 and aarch64. A step walks whole arenas, so it would miss the TLB at every small
-/// page.
+/// The size of a huge page on x86-64 and aarch64. A step accesses whole arenas. With small pages, it would have a TLB
+/// miss at every page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One allocation that contains an aligned range of bytes, zero at first.
+/// One allocation that contains an aligned range of bytes. The bytes are zero at first.
 pub(crate) struct Arena {
     base: NonNull<u8>,
     bytes: u64,
@@ -155,7 +155,7 @@ impl Drop for Arena {
 }
 
 pub(crate) struct Memories {
-    /// The addresses, which change only in [`rebind`](Self::rebind).
+    /// The addresses of all memories. They change only in [`rebind`](Self::rebind).
     regions: UnsafeCell<Regions>,
     /// Keeps the stepper's own arenas alive.
     _arenas: Vec<Arena>,
@@ -171,8 +171,8 @@ pub(crate) struct Memories {
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates the zeroed memory of a plan, except borrowed tensors. The memory comes from `comm` if `comm` allocates
-    /// it, and otherwise from arenas.
+    /// Allocates the zeroed memory of a plan, except borrowed tensors. If `comm` allocates memory, parameters and
+    /// gradients come from `comm`. All other memory comes from arenas.
     pub(crate) fn new(
         plan: &Plan,
         assignment: &Assignment,
@@ -304,7 +304,7 @@ impl Memories {
         }
     }
 
-    /// Sets the control block and all records.
+    /// Writes the control block and all records.
     ///
     /// # Safety
     /// No op has been submitted.
@@ -342,7 +342,7 @@ impl Memories {
         unsafe { self.regions().control().write(control) }
     }
 
-    /// Makes the open pass leave a segment unchanged, until the next Begin writes the segment's own action again.
+    /// Makes the open pass leave a segment unchanged. The next `Begin` op writes the segment's own action again.
     ///
     /// # Safety
     /// No other op that touches control memory is running.
@@ -356,7 +356,7 @@ impl Memories {
     /// Replaces the settings.
     ///
     /// # Safety
-    /// No Begin is running or queued.
+    /// No `Begin` op is running or queued.
     pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
         let words = settings.words();
         assert_eq!(size_of_val(words), self.regions().counts().settings_bytes());
@@ -385,7 +385,7 @@ impl Memories {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
-    /// Takes over another device's last published status.
+    /// Sets the published status to the one that another device has published last.
     pub(crate) fn set_latest(&self, status: Option<InstepStatus>) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
@@ -443,9 +443,9 @@ pub(crate) struct StoredValues<'a> {
     pub(crate) values: &'a mut [u32],
     /// The remainders of parameters, or the scales of 8-bit states.
     pub(crate) second: Option<&'a mut [u32]>,
-    /// The number by which the kernels know an element type, or 8-bit states.
+    /// The kernels' number for the element type, or for 8-bit states.
     pub(crate) format: u32,
-    /// The number by which the kernels know the kind of remainders, if `second` holds remainders.
+    /// The kernels' number for the kind of remainders, if `second` holds remainders.
     pub(crate) master_kind: u32,
     /// Whether 8-bit states are signed.
     pub(crate) is_signed: bool,

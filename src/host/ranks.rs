@@ -1,9 +1,9 @@
-//! Ranks inside one process: threads that sum each other's buffers in memory.
+//! Ranks inside one process. Each rank is a thread, and the threads sum each other's buffers in memory.
 //!
 //! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers. The
 //! bits of the sum therefore depend only on the values. 16-bit elements are added as f32 and rounded once.
-//! [`in_process`] starts a thread per rank, and reports the first failure instead of the errors that it causes on other
-//! ranks. A split corresponds to ncclCommSplit, with one colour or several.
+//! [`in_process`] starts a thread per rank. If ranks fail, `in_process` returns the first failure, and not the errors
+//! that this failure causes on other ranks. A split corresponds to `ncclCommSplit`, with one colour or several.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ struct Group {
     pool: Pool,
 }
 
-/// One rank's end of an in-process group.
+/// The communicator of one rank in a group of ranks inside one process.
 pub struct InProcess {
     seat: Seat,
     /// The ranks of this communicator, as numbers in the whole group.
@@ -49,7 +49,7 @@ struct Scratch {
 // SAFETY: the pointers are leftovers of the last call. Each call fills both lists before it reads them.
 unsafe impl Send for Scratch {}
 
-/// Runs `body` once per rank, each on its own thread, and returns the results by rank.
+/// Runs `body` once per rank, each time on a separate thread. Returns the results in the order of the ranks.
 ///
 /// The ranks share one pool of kernel threads. `INSTEP_THREADS` sets the number of these threads, by default one per
 /// core. A body that can fail with errors of another type returns its own `Result` inside `T`.
@@ -139,15 +139,16 @@ impl InProcess {
         self.ranks.len() as u32
     }
 
-    /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one.
-    /// The n-th splits of all ranks form a group, even if they come from different communicators.
+    /// Returns another communicator of the same ranks, with the same kernel threads. Each additional stepper needs its
+    /// own communicator. Every rank counts the splits of all its communicators together. The n-th splits of all ranks
+    /// form a group.
     ///
     /// # Ordering
     /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
     /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
     /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and each later pass waits for the pass
     /// before it. Therefore begin the steppers' first passes in the same order on every rank. The order of later passes
-    /// may differ by one pass.
+    /// may differ between ranks by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a

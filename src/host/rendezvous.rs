@@ -99,8 +99,8 @@ impl Rendezvous {
         Seat { member: rank, place, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must call
-    /// [`part`](Self::part).
+    /// Waits for all ranks of the split and returns their calls in `calls`, in the order of the ranks. After `Ok` the
+    /// caller must call [`part`](Self::part).
     pub(crate) fn meet(&self, seat: &Seat, call: &Call<'_>, calls: &mut Vec<Arrived>) -> Result<()> {
         let mut state = self.lock();
         state.refuse(seat)?;
@@ -144,12 +144,12 @@ impl Rendezvous {
         self.lock().refuse(seat)
     }
 
-    /// Ends the group with an error of `rank`, unless it has ended already.
+    /// Ends the group with an error of `rank`, unless the group has already ended.
     pub(crate) fn fail(&self, rank: u32, error: &Error) {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Gives up a seat. The seat then makes no more calls.
+    /// Gives up a seat. The rank makes no more calls with this seat.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
@@ -192,7 +192,8 @@ impl State {
         }
     }
 
-    /// Compares the call with a call that has arrived. All arrived calls agree.
+    /// Compares the call with one of the calls that have arrived. One comparison suffices, because all arrived calls
+    /// agree.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
         let Split { calls, words, ranks, .. } = &self.splits[seat.split];
         let arrived = (0..).zip(calls).find_map(|(place, arrived)| Some((place, arrived.as_ref()?.0)));

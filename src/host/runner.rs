@@ -1,4 +1,4 @@
-//! Runs each op on a CPU by a call into the kernels. Pointers come from the op's accesses, and tiles come from the
+//! Runs each op on a CPU by calling the kernels. The pointers come from the op's accesses, and the tiles come from the
 //! plan.
 //!
 //! Launches are built once, and running an op allocates nothing. Every address comes from `Op::accesses`, so the
@@ -40,7 +40,7 @@ pub(crate) struct Runner {
     comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
-    /// For each bucket, the points at which its step stops. There, ranks add up norms of full parameters.
+    /// For each bucket, the points at which its step stops. At each of them, ranks add up the norms of full parameters.
     stops: Vec<Vec<NormStop>>,
     /// For each bucket, whether this rank's shard of the parameters has been stepped but the other shards have not been
     /// gathered yet.
@@ -138,7 +138,8 @@ impl Runner {
         })
     }
 
-    /// Returns whether a bucket has been stepped, but not yet gathered from the other ranks. No op may be running.
+    /// Returns whether this rank's shard of a bucket has been stepped, but the other shards have not yet been gathered.
+    /// No op may be running.
     pub(crate) fn is_partly_gathered(&self, bucket: u32) -> bool {
         self.partly_gathered[bucket as usize].load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Chooses the offset within a page at which each array of a step starts. Arrays then alias neither at 4 KiB nor in a
-//! cache's way predictor.
+//! Chooses the offset within a page at which each array of a step starts. With these offsets, as few arrays as possible
+//! alias at 4 KiB or collide in a cache's way predictor.
 //!
 //! A load may wait for an earlier store to an address with the same low 12 bits. L1 caches also use those bits to find
 //! lines. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash. Arrays
@@ -13,10 +13,11 @@ pub(crate) const PAGE: u64 = 4096;
 /// Arrays alias if their starts within a page are closer together than this.
 const NEAR: u64 = 512;
 
-/// Starts are multiples of 256 bytes, which aligns them for any vector.
+/// Starts are multiples of 256 bytes, so they are aligned for any vector.
 const GRAIN: u64 = 256;
 
-/// The chosen starts within a page, and those of the caller's memory, each with its number of bytes.
+/// The starts within a page: those that were chosen, and those of the caller's memory. Each start has the number of
+/// bytes of its array.
 #[derive(Debug, Default)]
 pub(crate) struct Stagger {
     taken: Vec<(u64, u64)>,
@@ -43,7 +44,8 @@ impl Stagger {
     }
 }
 
-/// Returns the distance of two starts within a page. The page wraps around, and the shorter way counts.
+/// Returns the distance between two starts within a page. The end of the page counts as its beginning, and the shorter
+/// distance is returned.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

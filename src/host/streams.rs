@@ -1,9 +1,9 @@
-//! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
+//! Streams of the host device. Each stream has a thread, a queue of ops, and a counter that its `Record` ops advance.
 //!
 //! A ticket has passed once its stream's counter has reached the ticket's tick. An event therefore needs no allocation
-//! and no reset. After a failure every op except Record is skipped, so no wait can hang. Without threads, ops run on
-//! the caller's thread in the order of submission. This order satisfies all waits. The streams do not know the meaning
-//! of ops.
+//! and no reset. After a failure, every op except `Record` is skipped, so no wait can hang. Without threads, ops run on
+//! the caller's thread in the order of submission. In this order, everything that a `Wait` op waits for has already
+//! run. This file handles `Wait` and `Record` ops, and passes all other ops to [`Run`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Streams call this only while they are built. The collective may be user code, and
+    /// Returns the rank, for errors. Streams call this only while they are built. The rank may come from user code, and
     /// a panic in a later call would not be caught.
     fn rank(&self) -> u32;
 
@@ -26,10 +26,11 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// Returns the streams that have ops, except the trainer's stream.
     fn streams(&self) -> &'static [Stream];
 
-    /// Runs one op to its end on the calling thread. The op may panic. The streams themselves handle Wait and Record.
+    /// Runs one op to its end on the calling thread. The op may panic. The streams themselves handle `Wait` and
+    /// `Record` ops.
     fn run(&self, op: &Op) -> Result<()>;
 
-    /// Tells the group that this rank has failed.
+    /// Reports to the group that this rank has failed.
     fn abort(&self, cause: &Error);
 }
 
@@ -50,10 +51,10 @@ struct State {
     queues: [VecDeque<Op>; STREAMS],
     ticks: [u64; STREAMS],
     failed: Option<Error>,
-    /// Whether the group has been told of the failure.
+    /// Whether the failure has been reported to the group.
     told: bool,
     closed: bool,
-    /// Number of threads that still run.
+    /// Number of threads that have not ended.
     serving: usize,
     ran: Vec<TimedOp>,
 }
@@ -88,8 +89,8 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Queues ops. A Record of the compute stream passes at once, because that stream is the calling thread. Threads
-    /// are woken once, after the last op. A wake-up is the most expensive part, and a woken thread competes for the
+    /// Queues ops. A `Record` op of the compute stream passes at once, because that stream is the calling thread. Each
+    /// thread is woken at most once, after the last op: waking a thread is slow, and a woken thread competes for the
     /// lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
@@ -190,7 +191,7 @@ impl<E: Run> Streams<E> {
         self.origin.elapsed().as_nanos() as u64
     }
 
-    /// Returns how many Records each stream has passed.
+    /// Returns how many `Record` ops each stream has passed.
     #[cfg(all(test, shuttle))]
     pub(super) fn ticks(&self) -> [u64; STREAMS] {
         self.lock().ticks

@@ -1,10 +1,11 @@
-//! Assigns to each segment its optimizers, in the order in which they step the segment, and groups their steps into few
-//! launches.
+//! Assigns to each segment the optimizers that step it, in the order of their steps. Groups the steps of a bucket into
+//! few launches.
 //!
-//! A parameter has a list of optimizers. Round k has the k-th optimizers of all lists. In a round, a bucket takes one
-//! launch per kernel. If all parameters have the same kind of optimizer, with any hyperparameters, this is a single
-//! launch. States of a round come after those of earlier rounds. This file has no addresses. It refuses element types
-//! that would break an optimizer's states, and tensors that the device cannot reach.
+//! Each parameter has a list of optimizers. Round k consists of the k-th optimizers of all lists. In a round, a bucket
+//! needs one launch for each kernel. If all parameters have the same kind of optimizer, the bucket needs only one
+//! launch, even if the hyperparameters differ. The states of a round are numbered after the states of earlier rounds.
+//! This file has no addresses. It refuses element types that an optimizer does not support, and tensors that the device
+//! cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub(crate) struct StepConstants {
 }
 
 impl StepConstants {
-    /// The constants of a step that takes gradients as they are.
+    /// The constants of a step that does not scale, clip or check gradients.
     pub(crate) const PLAIN: StepConstants = StepConstants {
         divisor: 1.0,
         loss_scale: LossScale::Constant(1.0),
@@ -42,8 +43,8 @@ impl StepConstants {
         ema_decay: 0.0,
     };
 
-    /// Returns the loss scale for the arguments of Begin. If it is 0, Begin reads the loss scale from the control
-    /// block, or from the address of the caller's scaler.
+    /// Returns the loss scale for the arguments of `Begin`. If the result is 0, `Begin` reads the loss scale from the
+    /// control block, or from the address of the caller's scaler.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         match self.loss_scale {
             LossScale::Constant(loss_scale) => loss_scale,
@@ -51,8 +52,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns two maximum norms. Begin uses the first to clip by the previous pass's norm. The decision of the pass or
-    /// of a bucket uses the second.
+    /// Returns two maximum norms. `Begin` clips by the previous pass's norm with the first. The decision of a pass or a
+    /// bucket clips with the second.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
@@ -93,8 +94,8 @@ struct Round {
     kernels: Vec<Kept>,
 }
 
-/// The states of one kernel in a round. Of the round's optimizers that use this kernel, the one with the most states
-/// determines how many there are.
+/// A kernel in a round, and its number of states. If several optimizers of the round use the kernel, this is the number
+/// of states of the optimizer with the most states.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -107,13 +108,13 @@ struct Kept {
 pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
-    /// The parts of the step that the launch runs. If norms scale the update, a step takes two kernel launches: the
-    /// first computes the norms.
+    /// The parts of the step, with one kernel launch for each part. If norms scale the update, there are two parts: the
+    /// first computes the norms, and the second applies the update.
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether this is the last launch that steps these segments. If no work is reserved for a segment's last launch,
-    /// every launch counts as the last one.
+    /// Whether this is the last launch that steps these segments. Some work happens only in a segment's last launch,
+    /// such as zeroing its gradient. If a step has no such work, this is `true` for every launch.
     pub(crate) is_last: bool,
     /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -122,23 +123,23 @@ pub(crate) struct BucketLaunch {
 /// A point in a bucket's step at which ranks add up norms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NormStop {
-    /// Number of kernel launches before this point, counting each part of a step.
+    /// The number of kernel launches before this point. Each part of the step is one launch.
     pub(crate) launches: usize,
-    /// The records of the norms that are added up. The range may include records of other launches. Their norms are
-    /// zeros or no longer needed.
+    /// The records with the norms that are added up. The range may include records of other launches. The norms of
+    /// those records are zeros, or they are no longer needed.
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the range of a step's launches that run between the previous stop and the stop of `stage`. If there is no
-/// such stop, the range extends to the end of the step.
+/// Returns the launches of a step that run after the stop before `stage` and before the stop with the index `stage`. If
+/// there is no stop with this index, the range extends to the end of the step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
 }
 
 impl Assignment {
-    /// Makes the assignment. `list` returns a parameter's optimizers as indices into `optimizers`. A parameter has at
-    /// least one optimizer.
+    /// Makes the assignment. `optimizers` has at least one entry. `list` returns the optimizers of a parameter as
+    /// indices into `optimizers`. The list is empty if no optimizer steps the parameter.
     pub(crate) fn new<'a>(
         layout: &Layout,
         plan: &Plan,
@@ -224,7 +225,8 @@ impl Assignment {
         self.rounds() * self.lists.len()
     }
 
-    /// Returns the number of records that need room for norms: all of them, or none.
+    /// Returns the number of records that have norms. If an optimizer scales its update by norms, all records have
+    /// norms. Otherwise, no record has norms.
     pub(crate) fn norm_count(&self) -> usize {
         if self.optimizers.iter().any(|optimizer| optimizer.is_scaled) { self.record_count() } else { 0 }
     }
@@ -233,13 +235,14 @@ impl Assignment {
         round * self.lists.len() + segment
     }
 
-    /// Returns a record's hyperparameter index and kernel. If nothing steps the record, both are arbitrary but valid.
+    /// Returns the index of a record's hyperparameters, and the record's kernel. If no optimizer steps the segment in
+    /// this round, both numbers are arbitrary but valid.
     pub(crate) fn optimizer(&self, round: usize, segment: usize) -> (u32, u32) {
         let index = self.lists[segment].get(round).copied().unwrap_or(0);
         (index, self.optimizers[index as usize].kernel)
     }
 
-    /// Returns the kernel that has a segment's state, and the state's index among that kernel's states.
+    /// Returns the kernel to which a segment's state belongs, and the state's index among that kernel's states.
     pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
         let round = self.rounds.iter().rposition(|round| round.first_state <= state).unwrap_or(0);
         (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
@@ -272,7 +275,8 @@ impl Assignment {
         }
     }
 
-    /// Returns every kernel that the plan's launches use, each once, and whether its states are 8-bit codes.
+    /// Returns the kernels that the plan's launches use. Each kernel has a flag: whether its states are 8-bit codes. No
+    /// pair of a kernel and a flag occurs twice.
     pub(crate) fn kernels(&self, plan: &Plan) -> Vec<(u32, bool)> {
         let mut kernels: Vec<(u32, bool)> = Vec::new();
         for (k, bucket) in (0..).zip(plan.buckets()) {
@@ -289,8 +293,8 @@ impl Assignment {
         self.optimizers.iter().map(|optimizer| optimizer.hyper)
     }
 
-    /// Returns the launches of a bucket's step, in order. Custom optimizers have launches too, in which the kernel
-    /// decides what the custom code must do.
+    /// Returns the launches of a bucket's step, in order. A custom optimizer has a launch too. The kernel of this
+    /// launch decides what the custom code must do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
@@ -351,8 +355,8 @@ impl Assignment {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns the points at which a sharded bucket's step stops so that ranks add up norms: after each launch that
-    /// computes norms.
+    /// Returns the points at which a sharded bucket's step stops, so that the ranks can add up norms. There is one such
+    /// point after each launch that computes norms.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();
@@ -370,11 +374,11 @@ impl Assignment {
         stops
     }
 
-    /// Returns for each bucket whether its step can share a launch with the next bucket's step. For this, the launches
-    /// of the two buckets differ only in segments, the buckets are clipped together, and their states are adjacent in
-    /// memory.
+    /// Returns for each bucket whether its step can share a launch with the next bucket's step. Two buckets can share a
+    /// launch if their launches differ only in the segments, they are clipped together, and their states are adjacent
+    /// in memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
-        // Pieces of the caller's memory lie apart and may move.
+        // The caller's tensors are not adjacent in memory, and they may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
         let launches: Vec<_> = (0..plan.buckets().len() as u32)
             .map(|bucket| {
@@ -406,8 +410,9 @@ impl Assignment {
     }
 }
 
-/// With 8-bit codes, a block of second moments becomes zero if its largest value is below 2^-90
-/// (`kernels/numeric/codes.h`). The square roots of these moments must be small compared with eps.
+/// The smallest eps that is allowed with 8-bit codes. A block of second moments becomes zero if its largest value is
+/// below 2^-90 (`kernels/numeric/codes.h`). The square roots of such moments are below 2^-45, so eps must not be
+/// smaller than that.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";
@@ -440,8 +445,8 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
     }
 }
 
-/// Refuses tensors that do not begin and end in the host's or the GPU's memory, as `place` says. `inspect` returns the
-/// place of an address.
+/// Refuses tensors that do not begin and end in the memory that `place` names. `inspect` returns the memory in which an
+/// address lies.
 pub(crate) fn refuse_other_places<'a>(
     pieces: impl IntoIterator<Item = &'a Piece>,
     place: Place,

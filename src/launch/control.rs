@@ -1,9 +1,10 @@
-//! Arguments of the control ops Begin and Decide, and control memory before the first pass: the block and its records.
+//! Makes the arguments of the control ops `Begin` and `Decide`, and the contents of control memory before the first
+//! pass.
 //!
-//! The arguments are the same for every executor. The kernels make the decisions, from these arguments. Records are in
-//! the assignment's order: round by round, and in each round in the order of the plan's segments. Only this file checks
-//! a step count that is set from outside. It refuses a count that is too large, or that comes without NAdam's product
-//! of momenta.
+//! The arguments are the same for every executor. From them, the kernels decide whether to clip or skip a step. Control
+//! memory has control blocks and records. Records are in the assignment's order: round by round, and in each round in
+//! the order of the plan's segments. Only this file checks a step count that is set from outside. It refuses a count
+//! that is too large. For NAdam, it refuses a count without the product of momenta.
 
 use std::ptr;
 
@@ -19,7 +20,7 @@ use crate::launch::region::Regions;
 use crate::layout::Plan;
 use crate::optim::{LossScale, LossScaler};
 
-/// Returns the arguments of a decision for the pass or for one bucket.
+/// Returns the arguments of `Decide` for the whole pass, or for one bucket.
 pub(crate) fn decide_args(
     plan: &Plan,
     regions: &Regions,
@@ -51,7 +52,7 @@ pub(crate) fn decide_args(
     }
 }
 
-/// Returns the arguments of a Begin of a single control block without records.
+/// Returns the arguments of a `Begin` on a single control block without records.
 pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     InstepBeginArgs {
         control,
@@ -63,7 +64,7 @@ pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     }
 }
 
-/// Returns the arguments of a decision on a single control block.
+/// Returns the arguments of a `Decide` on a single control block.
 pub(crate) fn decide_block(
     control: *mut InstepControl,
     max_norm: Option<f64>,
@@ -82,7 +83,7 @@ pub(crate) fn decide_block(
     }
 }
 
-/// Returns the arguments of a pass's Begin. Begin reads the settings from their memory.
+/// Returns the arguments of a pass's `Begin`. The op reads the settings from settings memory.
 pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (further_controls, further_count) = regions.further_controls();
     let external = constants.loss_scale.external();
@@ -126,12 +127,13 @@ pub(crate) fn first_sets<'a>(
     plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
-/// Returns the control block without the number of a bucket, for another plan that numbers buckets differently.
+/// Returns the control block without the number of the first non-finite bucket. Use it with another plan, which numbers
+/// buckets differently.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
 
-/// Returns the status of the pass of this control block.
+/// Returns the status of the pass that this control block belongs to.
 pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
     InstepStatus {
         sequence: control.passes,
@@ -175,8 +177,8 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// The progress of a record: its number of updates, and the other number that its optimizer carries from update to
-/// update, such as NAdam's product of momenta.
+/// The progress of a record: its number of updates, and a number that its optimizer carries from update to update. For
+/// NAdam, the carried number is the product of momenta. Without a carried number, it is 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -184,8 +186,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Returns a record's progress. It includes the last pass's update, although only the next Begin adds this update
-    /// to the record.
+    /// Returns a record's progress, including the update of the last pass. The record itself includes this update only
+    /// after the next `Begin`.
     pub(crate) fn of(record: &InstepRecord) -> Progress {
         let carried = record.carried[usize::from(record.stepped != 0)];
         Progress { count: record.steps + u64::from(record.stepped), carried }
@@ -197,7 +199,8 @@ impl Progress {
     }
 }
 
-/// A number of updates, and the other number that an optimizer carries from update to update.
+/// A parameter's number of updates. For an optimizer such as NAdam, it also has the number that the optimizer carries
+/// from update to update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -220,12 +223,12 @@ impl StepCount {
     /// Counts must be below this number, so that they cannot overflow later.
     const END: u64 = 1 << 63;
 
-    /// Returns the progress with this count. `carries` says whether the optimizers carry a number.
+    /// Converts the count to a record's progress. `carries` says whether the parameter's optimizers carry a number.
     ///
     /// # Errors
-    /// `Config` for a count of 2^63 or more. If the optimizers carry a number, `Config` for a count above 0 without the
-    /// number, or for a number that is not a product of that many momenta. If the optimizers carry none, `Config` for a
-    /// number other than 1.
+    /// `Config` for a count of 2^63 or more. If the optimizers carry a number: `Config` for a count above 0 without a
+    /// number, and for a number that cannot be the product of `count` momenta. If the optimizers carry no number:
+    /// `Config` for any number except 1.
     pub(crate) fn progress(self, carries: bool) -> Result<Progress> {
         let StepCount { count, carried } = self;
         if count >= StepCount::END {
@@ -248,7 +251,7 @@ impl StepCount {
     }
 }
 
-/// A text for errors that says which carried numbers are valid.
+/// The text by which errors describe the valid carried numbers.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

@@ -1,4 +1,5 @@
-//! The calls to a user's own code in a launch: one for each parameter, with the addresses of its tensors.
+//! The calls of a user's own code in a launch. There is one call for each parameter, with the addresses of the
+//! parameter's tensors.
 //!
 //! All tensors are f32, because the builder refuses any other precision. This file dereferences no address.
 
@@ -15,7 +16,7 @@ use crate::optim::StepParam;
 pub(crate) struct CustomParam {
     pub(crate) rule: Arc<dyn StepParam>,
     pub(crate) name: String,
-    /// The index of the parameter's record, which has the scalars.
+    /// The index of the parameter's record. The record has the step's scalars.
     pub(crate) record: usize,
     segment: usize,
     pub(crate) len: u64,

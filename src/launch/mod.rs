@@ -1,4 +1,4 @@
-//! A bucket as kernel launches: the optimizer of each segment, the addresses and the arguments.
+//! The kernel launches of a bucket: the optimizers of its segments, the addresses and the arguments.
 //!
 //! This module depends on `layout`, `optim` and `op`. Both executors pass the same structs to the kernels, so their
 //! launches cannot differ.

@@ -1,9 +1,9 @@
-//! Addresses of the bytes of every [`Memory`]. Only this file turns a [`Span`] into an address.
+//! The addresses of every [`Memory`]. Only this file converts a [`Span`] to an address.
 //!
-//! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes through one. A span that leaves
-//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, and each
-//! tile adds its offset to a base. Bases are numbers and not pointers, because a base may lie outside its tensor. Only
-//! base plus offset must lie inside.
+//! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes the memory there. A memory
+//! consists of pieces. A span has an address only if it lies inside one piece. A launch of a `BucketStep` gets base
+//! addresses, and each tile adds its offset to a base. A base is a number and not a pointer, because it may lie outside
+//! its tensor. Only the sum of base and offset must lie inside the tensor.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::handle::Address;
 use crate::layout::{Bucket, Plan};
 use crate::op::{FURTHER_CONTROLS_AT, Memory, Span};
 
-/// The bytes of a cache line, and of the widest vector.
+/// The size in bytes of a cache line. The widest vector has the same size.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// Consecutive bytes of a [`Memory`] that lie at consecutive addresses.
@@ -28,7 +28,7 @@ pub(crate) struct Piece {
     pub(crate) base: Address,
 }
 
-/// The caller's tensors, which are used instead of owned memory.
+/// The pieces of the caller's tensors. A stepper that borrows tensors uses these pieces instead of its own memory.
 pub struct BorrowedPieces {
     pub(crate) params: Vec<Piece>,
     pub(crate) grads: Vec<Piece>,
@@ -70,9 +70,9 @@ impl Region {
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
     pub(crate) records: usize,
-    /// Number of norms, for optimizers that scale the update by norms.
+    /// The number of records with norms, for optimizers that scale the update by norms.
     pub(crate) norms: usize,
-    /// Number of control blocks of single buckets, each of which is clipped separately.
+    /// The number of control blocks of single buckets. It is above 0 only if each bucket is clipped separately.
     pub(crate) bucket_controls: usize,
     /// Number of control blocks of clip sets after the first. A stepper has either these blocks or blocks of single
     /// buckets.
@@ -132,7 +132,8 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Makes the memories of a plan. Memories that are not given are made by `owned`, filled with zeros.
+    /// Makes the memories of a plan. For each memory that is not in `given`, `owned` returns memory that is filled with
+    /// zeros.
     pub(crate) fn new(
         plan: &Plan,
         counts: Counts,
@@ -179,7 +180,7 @@ impl Regions {
         }
     }
 
-    /// Returns those of the new `pieces` that differ from the current pieces of `memory`, which is parameters or
+    /// Returns the new `pieces` that differ from the current pieces of `memory`. `memory` is the parameters or the
     /// gradients.
     pub(crate) fn moved<'a>(
         &'a self,
@@ -218,8 +219,8 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Cuts a span where one piece ends and the next begins, and returns the address and the length of each part. Bytes
-    /// after the end of the memory are left out.
+    /// Divides a span at the ends of pieces, and returns the address and the length of each part. The parts do not
+    /// include bytes of the span after the end of the memory.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
@@ -238,8 +239,8 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// Returns the address of the first control block after the block of the pass, and the number of these further
-    /// blocks. They are the blocks of single buckets, or of further clip sets.
+    /// Returns the address of the first control block after the pass's control block, and the number of control blocks
+    /// from there on. These are the blocks of single buckets, or of further clip sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())
@@ -321,7 +322,7 @@ impl Bases {
         *base = address;
     }
 
-    /// Returns the address to which a tile adds its offset in the parameters.
+    /// Returns the base address of the parameters. A tile adds its offset to this address.
     pub(crate) fn params(&self) -> usize {
         self.params
     }

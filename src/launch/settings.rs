@@ -1,7 +1,7 @@
-//! The settings that Begin reads, as one block of words.
+//! The settings that the op `Begin` reads, as one block of words.
 //!
-//! The stepper changes hyperparameters, learning-rate multipliers and actions between passes, and gives the whole block
-//! to the device. [`Counts`] gives the offset of each part, so every copy of the block has the same layout.
+//! Between passes, the stepper changes hyperparameters, learning-rate multipliers and actions, and passes the whole
+//! block to the device. The offsets of all parts come from [`Counts`], so every copy of the block has the same layout.
 
 use crate::abi::InstepHyper;
 use crate::launch::assignment::Assignment;
@@ -60,13 +60,13 @@ impl Settings {
         self.words[self.counts.actions_at() / WORD + record] = action as u32;
     }
 
-    /// Returns the whole block.
+    /// Returns the words of the block.
     pub(crate) fn words(&self) -> &[u32] {
         &self.words
     }
 }
 
-/// Returns the segments that this block of settings freezes, so that no step touches them.
+/// Returns the segments that a block of settings freezes. No step touches these segments.
 pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> Frozen {
     let mut frozen = Frozen::default();
     // Actions are the last part of the block.

@@ -1,9 +1,9 @@
 //! The kernel launches of a bucket's norm or step. Arguments and tiles are the same for every executor.
 //!
-//! Launches are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`,
-//! so the checker has checked exactly the bytes that they touch. A `BucketStep` gets new addresses for each step. No
-//! tile extends beyond its segment. If each row begins a new block of 8-bit states, no tile extends beyond its row
-//! either. Tiles therefore have no padding.
+//! Launches are built once, and every pass reuses them. The addresses in a stepper's launches come from `Op::accesses`.
+//! The race checker uses the same accesses, so it checks exactly the bytes that the launches touch. A `BucketStep` gets
+//! new addresses for each step. No tile extends beyond its segment. If each row begins a new block of 8-bit states, no
+//! tile extends beyond its row either. Tiles therefore have no padding.
 
 use std::ptr;
 
@@ -35,8 +35,8 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// Bytes moved over the memory bus, not counting control memory. If a bucket has several kinds of optimizer, each
-    /// launch counts its share of the elements.
+    /// The number of bytes that the launch moves over the memory bus, without control memory. If a bucket has several
+    /// kinds of optimizer, each launch gets a share of the bucket's bytes, in proportion to its elements.
     pub(crate) moved_bytes: u64,
 }
 
@@ -54,9 +54,9 @@ impl Launch {
         launches.into_iter().map(|(launch, _)| launch).collect()
     }
 
-    /// Returns the same launches without the addresses of tensors. A tile's `param` is then an offset in bytes from the
-    /// bucket's first parameter. The tile's other offsets count elements. [`Bases`](super::Bases) complete the
-    /// arguments.
+    /// Returns the same launches as [`all`](Self::all), but without the addresses of tensors. A tile's `param` is then
+    /// an offset in bytes from the bucket's first parameter. The tile's other offsets count elements.
+    /// [`Bases::put`](super::Bases::put) sets the addresses later.
     pub(crate) fn unbound(
         kind: Kind,
         bucket: u32,
@@ -95,8 +95,8 @@ impl Launch {
             .collect()
     }
 
-    /// Makes a launch without addresses. Also returns the spans of the launch's tensors, and for a state its index in
-    /// the launch.
+    /// Makes a launch without addresses. Also returns the spans of the launch's tensors. Each span has a number: for a
+    /// state, its index among the states of the launch.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -164,8 +164,8 @@ impl Launch {
         (Launch { args, tiles, moved_bytes }, spans)
     }
 
-    /// Makes the tiles' offsets count from the first of the buckets that share launches. These buckets can then share
-    /// one table and one struct of arguments.
+    /// Makes the offsets of the tiles relative to the first of several buckets that share launches. The buckets can
+    /// then share one table of tiles and one struct of arguments.
     pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
         let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
         let between = &buckets[first.bucket as usize..self.args.bucket as usize];
@@ -181,8 +181,8 @@ impl Launch {
         self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
-    /// Sets the addresses, from the spans that the checker has checked. Each tile gets the address of its parameter,
-    /// because parameters may be in separate memory.
+    /// Sets the addresses of the arguments and tiles. They come from `spans`, which the race checker checks too. Each
+    /// tile gets the address of its own parameter, because parameters may be in separate memory.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
         let (first, mut params) = (Span::summed_in(Memory::Grads.of_step(plan), described).start, None);
@@ -226,8 +226,8 @@ pub(crate) fn rebind(
     kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
-/// Sets the addresses of the tiles' parameters, instead of offsets or earlier addresses. `check` is called for each
-/// span first. Returns whether any tile has changed.
+/// Replaces the tiles' offsets or earlier addresses by the current addresses of their parameters. Calls `check` with
+/// each span before that. Returns whether any tile has changed.
 fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
     let (segments, mut has_changed) = (plan.segments().len() as u32, false);
     for of_segment in tiles.chunk_by_mut(|a, b| a.record == b.record) {
@@ -247,7 +247,7 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
 }
 
 /// Returns the kernels' constant (`INSTEP_GRADIENTS_*`) for what a launch does with stepped gradients. If gradients are
-/// to be released, the launch keeps them, and a later op releases them.
+/// to be released, the launch does not change them. A later op releases them.
 fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
@@ -290,9 +290,9 @@ fn average_weight(beta: f64) -> (u32, f32) {
     (from_sample.into(), if from_sample { -beta as f32 } else { (1.0 - beta) as f32 })
 }
 
-/// Cuts segments of a bucket into tiles. `record` and `first_record` return the indices of a segment's records. All
-/// offsets count from this rank's part of the bucket. With `counts_absent`, a segment without a part on this rank gets
-/// a tile without elements.
+/// Divides segments of a bucket into tiles. `record` returns the index of a segment's record in the launch's round, and
+/// `first_record` the index of its record in the first round. All offsets count from the start of this rank's part of
+/// the bucket. With `counts_absent`, a segment that has no elements on this rank gets a tile without elements.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
@@ -339,8 +339,8 @@ pub(super) fn tiles(
     tiles
 }
 
-/// Returns how many full tiles follow one another when `elements` elements of a segment are left: at least 1, at most
-/// `longest`.
+/// Returns the number of full tiles in a run that starts where `elements` elements of a segment are left. The number is
+/// at least 1 and at most `longest`.
 fn run_of(elements: u64, longest: u32) -> u32 {
     (elements / u64::from(INSTEP_TILE_ELEMENTS)).clamp(1, longest.into()) as u32
 }

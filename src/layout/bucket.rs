@@ -1,4 +1,4 @@
-//! The parts of a plan: bucket caps, tails, segments and buckets, as plain data.
+//! The parts of a plan as plain data: bucket caps, tails, segments and buckets.
 //!
 //! Offsets and lengths are elements. This module computes nothing: `cut.rs` and `foreign.rs` fill these structs.
 
@@ -11,7 +11,7 @@ use crate::layout::{Precision, SegmentAction, Storage};
 /// The sizes at which buckets are closed, in bytes of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
-    /// The cap of the first bucket: small, so that communication starts early.
+    /// The cap of the first bucket. It is small, so that communication starts early.
     pub first_bytes: u64,
     /// The cap of every later bucket.
     pub rest_bytes: u64,
@@ -24,8 +24,8 @@ impl Default for BucketCaps {
     }
 }
 
-/// The kinds of counts in a bucket's tail block, which follows the gradients. The bucket's all-reduce sums the counts
-/// over ranks.
+/// The kinds of counts in a bucket's tail block. The tail block follows the bucket's gradients. The bucket's all-reduce
+/// sums the counts over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
     /// Whether to count, per segment, the ranks that had a gradient for it.
@@ -34,21 +34,21 @@ pub struct Tails {
     pub contributors: bool,
 }
 
-/// What happens to a gradient after its parameter's step. If a parameter's [action](SegmentAction) is not `Step`, its
-/// gradient always stays. The choice never changes the bits of a step.
+/// What happens to a gradient after its parameter's step. If a parameter's [action](SegmentAction) is not `Step`, the
+/// choice does not apply to its gradient. The choice never changes the bits of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// The gradient stays the sum over ranks, not divided by the number of ranks and not clipped.
+    /// The gradient remains the sum over ranks. It is not divided by the number of ranks, and it is not clipped.
     #[default]
     Keep,
     /// The step's launch overwrites the gradient with zeros, even in a skipped pass.
     Zero,
     /// The step's launch overwrites the gradient with the value that the optimizer used. This value is the mean over
     /// ranks, divided by the loss scale and clipped, and rounded once to the gradient's type. `.grad` has this value in
-    /// PyTorch after `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
+    /// PyTorch after `unscale_` and `clip_grad_norm_`. A skipped pass writes this value too, as in PyTorch.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
-    /// read.
+    /// read afterwards.
     Release,
 }
 
@@ -57,7 +57,7 @@ pub enum Gradients {
 pub struct Segment {
     /// Index of the parameter, in registration order.
     pub param: u32,
-    /// Index of its bucket.
+    /// Index of the segment's bucket.
     pub bucket: u32,
     /// Offset in the arenas of parameters and states, a multiple of 256.
     pub start: u64,
@@ -66,15 +66,16 @@ pub struct Segment {
     pub grad_start: u64,
     /// Number of elements, without padding.
     pub len: u64,
-    /// Index of its first element in the layout: the sum of the lengths of all parameters registered before. For a
-    /// shard of [rows](crate::ForeignBucket::rows), this is the `first` that was given to `rows`.
+    /// Index of the segment's first element in the layout. It is the sum of the lengths of all parameters that were
+    /// registered earlier. For a shard of [rows](crate::ForeignBucket::rows), it is the argument `first` of `rows`.
     pub element: u64,
-    /// Number of elements of a row if each row begins a new block of 8-bit states, and 0 otherwise. If it is not 0,
-    /// each row of the states, and of tensors laid out like them, starts at a multiple of 256 elements.
+    /// Number of elements of a row, if each row begins a new block of 8-bit states. Otherwise 0. If the number is not
+    /// 0, each row starts at a multiple of 256 elements in the states, and in all tensors with the layout of the
+    /// states.
     pub row: u64,
-    /// How a step treats the segment.
+    /// What a step does with the segment.
     pub action: SegmentAction,
-    /// The segment's group, which has its hyperparameters.
+    /// Index of the segment's group. The group has the hyperparameters.
     pub group: u32,
     /// Offset of the segment's count in the bucket's tail block, if the plan has tails. After the reduce, the count is
     /// the number of ranks that had a gradient for the segment.
@@ -87,7 +88,8 @@ impl Segment {
         self.state_at(self.len)
     }
 
-    /// Returns the offset of the states of the segment's element `at`, counted from [`start`](Self::start).
+    /// Returns the offset of the states of the segment's element `at`. The offset is counted from
+    /// [`start`](Self::start).
     pub(crate) fn state_at(&self, at: u64) -> u64 {
         match self.row {
             0 => at,
@@ -122,11 +124,11 @@ pub struct Bucket {
     pub segments: Range<u32>,
     /// The range of the tail block. The range is empty without tails.
     pub tail: Range<u64>,
-    /// Offset of the element that counts contributing ranks: the first of the tail block.
+    /// Offset of the element that counts contributing ranks. It is the first element of the tail block.
     pub contributors: Option<u64>,
     /// Whether the bucket holds local parameters, so that no collective touches it.
     pub is_local: bool,
-    /// The storage, which is the same for all of the bucket's parameters.
+    /// The storage of all the bucket's parameters.
     pub storage: Storage,
     /// The clip set of the bucket's parameters. The parameters of one clip set are clipped together. Set 0 is clipped
     /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
@@ -145,15 +147,15 @@ pub(crate) struct FirstBytes {
     pub(crate) state: u64,
     pub(crate) scales: u64,
     pub(crate) ema: u64,
-    /// The first byte in the host's memory, with offload.
+    /// The offset in the host's memory for parameters, with offload.
     pub(crate) host_params: u64,
     pub(crate) host_grads: u64,
     pub(crate) sums: u64,
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded: it has shards on other ranks, or it is a single shard, followed by
-    /// counts of ranks.
+    /// Returns whether the bucket is sharded. A bucket with a single shard counts as sharded only if counts of ranks
+    /// follow the shard.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }
@@ -193,13 +195,14 @@ impl Bucket {
         inside(shard.start)..inside(shard.end)
     }
 
-    /// Returns the number of elements of the host's gradients: this rank's sums, the counts of ranks, and padding.
+    /// Returns the number of elements of the bucket's gradients in the host's memory. They are this rank's sums, the
+    /// counts of ranks, and padding.
     pub(crate) fn host_grads_len(&self) -> u64 {
         let summed = self.summed();
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns the offset of a gradient or a count in the host's gradients.
+    /// Returns the offset of a gradient or a count in the bucket's gradients in the host's memory.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {

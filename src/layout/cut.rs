@@ -1,10 +1,11 @@
-//! Cuts a layout into buckets, for one bucket cap and world size.
+//! Cuts a layout into buckets, for given bucket caps and a world size.
 //!
-//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. As in DDP, each kind
-//! of parameter has its own open bucket. A bucket closes at the parameter that reaches the cap. Buckets are in the
-//! order of their last parameters. Backward completes buckets in this order. Every segment starts at a multiple of 256
-//! elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm leaves and vectors are
-//! therefore aligned for any cap. Every sum and product is checked: 2^56 elements or more is an error.
+//! A bucket holds parameters of one precision and one clip set, up to a cap. Parameters are added in a given order. As
+//! in DDP, each kind of parameter has its own open bucket. A bucket closes at the parameter that reaches the cap.
+//! Buckets are in the order of their last parameters. Backward completes buckets in this order. Every segment starts at
+//! a multiple of 256 elements, and every bucket is padded to a multiple of 256 times the number of shards. Shards, norm
+//! leaves and vectors are therefore aligned for any cap. Every sum and product is checked, and a plan of 2^56 elements
+//! or more is an error.
 
 use std::ops::Range;
 
@@ -52,8 +53,8 @@ impl Plan {
     }
 
     /// Returns a plan with the same buckets, in which this rank has and steps only one shard of each bucket. All shards
-    /// of a bucket have the same length. Shards end at multiples of 256 elements of a parameter.
-    /// [Local](crate::LayoutBuilder::local) parameters stay full.
+    /// of a bucket have the same length. If a shard ends inside a parameter, it ends at a multiple of 256 of the
+    /// parameter's elements. [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors
     /// `Config` if the rank is not below the world size. `Layout` if the buckets hold 2^56 elements or more.
@@ -86,7 +87,8 @@ impl Plan {
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
-    /// Cuts the same layout by the same caps, filling buckets in the given order of registration indices.
+    /// Cuts the same layout again, by the same caps. Buckets are filled with the parameters in the given order. `order`
+    /// is a list of registration indices.
     ///
     /// # Errors
     /// `Layout` if `order` does not name each parameter exactly once, or if the buckets hold 2^56 elements or more.
@@ -136,8 +138,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Closes a bucket: sets the offsets of the segments collected since the last bucket. Returns `None` if the plan
-    /// grows too large.
+    /// Closes a bucket. Sets the offsets of the segments that were collected since the last bucket. Returns `None` if
+    /// the plan grows too large.
     fn close_bucket(
         &mut self,
         segments: Range<u32>,
@@ -252,7 +254,7 @@ impl<'a> Filling<'a> {
         Filling { resolved, caps, open: vec![Open::default(); resolved.kinds.len()] }
     }
 
-    /// Returns the buckets of these parameters, in order. No bucket stays open.
+    /// Returns the buckets of these parameters, in the order of the buckets' last parameters. No bucket stays open.
     pub(super) fn fill(&mut self, order: &[u32], parameters: &[Parameter]) -> Vec<Filled> {
         let mut filled = Vec::new();
         for (place, param) in order.iter().enumerate() {

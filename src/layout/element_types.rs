@@ -1,8 +1,8 @@
-//! Element types of every tensor, and the precision of each parameter: a default, and exceptions for groups and
-//! parameters.
+//! Element types of every tensor, and the precision of each parameter. There is a default precision, and groups and
+//! single parameters may have another.
 //!
-//! Arithmetic is f32 for every storage type. Each store rounds once. This module refuses a combination without a kernel
-//! before any step. The error names the option, the group or the parameter.
+//! Arithmetic is f32 for every storage type. A value is rounded once, when it is stored. This module refuses a
+//! combination without a kernel before any step. The error names the option, the group or the parameter.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
-/// How the low bits of a 16-bit parameter's f32 value are stored, so that small updates are not lost. The discriminants
-/// are the kernels' constants.
+/// How the low bits of a 16-bit parameter's f32 value are stored. If they are stored, small updates are not lost. The
+/// discriminants are the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
@@ -31,8 +31,8 @@ pub enum Master {
     /// bytes per element. If the parameter was rounded away from zero, the remainder is negative, and the upper 16 bits
     /// of the master value are not the parameter.
     Remainder16 = INSTEP_MASTER_REMAINDER16,
-    /// As [`Remainder16`](Self::Remainder16), but each master value is first rounded to a fraction of 15 bits. The
-    /// lower 8 bits of its remainder are then zeros, and only the upper 8 bits are stored, 1 byte per element.
+    /// Like [`Remainder16`](Self::Remainder16), but each master value is first rounded to a fraction of 15 bits. The
+    /// lower 8 bits of its remainder are then zeros. Only the upper 8 bits are stored, 1 byte per element.
     Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 
@@ -47,12 +47,12 @@ pub enum Moments {
     /// unless rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore
     /// never falls.
     BF16 = INSTEP_MOMENTS_BF16,
-    /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
-    /// With rounding to nearest, an average does not change if a step would change it by less than half the gap between
-    /// two codes. Near the largest value of the block, half the gap is about 1/125 of the value. A second moment with
-    /// decay rate 0.999 then falls too late, and steps are too small until it falls. Use
-    /// [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An eps below 2^-45 is refused, because second
-    /// moments of that size become zero.
+    /// An 8-bit code per element, and an f32 scale per block of 256 elements. The first block begins at the start of
+    /// the parameter. With rounding to nearest, an average does not change if a step would change it by less than half
+    /// the gap between two codes. Near the largest value of the block, half the gap is about 1/125 of the value. A
+    /// second moment with decay rate 0.999 then falls too late, and steps are too small until it falls. Use
+    /// [stochastic](Rounding::Stochastic) rounding, because it does not change the mean. An eps below 2^-45 is refused,
+    /// because second moments of that size become zero.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
@@ -68,7 +68,7 @@ pub enum Rounding {
     /// threads or device. The result therefore has the same bits everywhere, and a resumed run has the bits of an
     /// uninterrupted run.
     Stochastic {
-        /// The seed of the random bits, which must be the same on all ranks.
+        /// The seed of the random bits. It must be the same on all ranks.
         seed: u64,
     },
 }
@@ -106,13 +106,13 @@ pub enum Rounding {
 pub struct Precision {
     /// The type of parameters.
     pub param: DType,
-    /// The type of gradients, and of their reduce over ranks.
+    /// The type of gradients, and the type in which ranks reduce gradients.
     pub grad: DType,
     /// How the low bits of 16-bit parameters are stored.
     pub master: Master,
     /// The type of optimizer states.
     pub moments: Moments,
-    /// Rounding of values that lose bits.
+    /// The rounding of values that are stored in fewer bits than f32.
     pub rounding: Rounding,
 }
 
@@ -133,7 +133,7 @@ impl Precision {
         rounding: Rounding::Nearest,
     };
 
-    /// Refuses a precision without a kernel.
+    /// Returns an error if no kernel supports this precision.
     ///
     /// # Errors
     /// `Config` with the name of the field that does not fit the others.
@@ -206,8 +206,8 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also has the
-/// group clips, because the parameters of a bucket have one precision and are clipped together.
+/// The storage of all parameters of a layout. It consists of a default and the precisions of single groups. This struct
+/// also has the group clips, because all parameters of a bucket must have one precision and be clipped together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
 /// rest of its group's precision applies as far as that type allows. If its own type is f32, the parameter has no
@@ -325,7 +325,7 @@ impl Storages {
     }
 }
 
-/// Finds the groups that are named in a list of options for single groups. No group may be named twice.
+/// Finds the groups that a list of group options names. If a group is named twice, returns an error.
 fn by_group<'a, T>(
     option: &'static str,
     what: &str,
@@ -359,7 +359,7 @@ impl Resolved {
 }
 
 impl Precision {
-    /// Returns the precision of a parameter with its own type, in a group of this precision.
+    /// Returns the precision of a parameter with its own type `dtype`, in a group of this precision.
     fn with_type(self, dtype: DType) -> Precision {
         let mut precision = Precision { param: dtype, grad: dtype, ..self };
         if dtype == DType::F32 {

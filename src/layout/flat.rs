@@ -1,4 +1,4 @@
-//! A plan of one bucket, in which parameters and states have the same offsets as gradients.
+//! A plan of one bucket. Parameters and states have the same offsets as gradients.
 //!
 //! This module depends only on the layout. Nothing is padded, so a framework's flat buffers fit as they are. Such a
 //! plan has only the bucket's parameters, in the order of their offsets. No schedule uses such a plan.
@@ -15,7 +15,8 @@ impl Plan {
     ///
     /// # Errors
     /// `Layout` if the bucket is empty, or if an offset splits a block of 8-bit states. `Layout` also if a gradient
-    /// leaves the bucket, overlaps another gradient or is listed twice. `Config` if no kernel has the precision.
+    /// ends outside the bucket, overlaps another gradient or is listed twice. `Config` if no kernel supports the
+    /// precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,
@@ -85,7 +86,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses rows if their padded states extend past the bucket's end, or into the states of the next parameter.
+    /// Returns an error if the padded states of rows extend past the bucket's end, or into the states of the next
+    /// parameter.
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {

@@ -1,6 +1,6 @@
 //! Buckets with offsets that the caller has chosen.
 //!
-//! This file has only offsets, and the stepper has the addresses. Gradients have the caller's offsets. Parameters and
+//! This file has only offsets. The stepper has the addresses. Gradients have the caller's offsets. Parameters and
 //! states have the plan's offsets. A foreign bucket has no tail block, so it counts no ranks.
 
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// Says that a listed parameter consists of some rows of a larger parameter.
+/// Describes a listed parameter that consists of some rows of a larger parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -38,10 +38,11 @@ impl ForeignBucket {
         self
     }
 
-    /// Declares that a listed parameter is a shard of a larger parameter: some of its rows, each of `row` elements.
-    /// `first` is the index of the shard's first element among the elements of all full parameters. A
-    /// [`BucketStep`](crate::BucketStep) then steps the shard to the same bits as in a step of the full parameter.
-    /// Stochastic rounding counts elements from `first`, and no block of 8-bit states crosses the end of a row.
+    /// Declares that a listed parameter is a shard of a larger parameter. The shard consists of some rows of the larger
+    /// parameter, each with `row` elements. `first` is the index of the shard's first element among the elements of all
+    /// full parameters. If a [`BucketStep`](crate::BucketStep) steps the shard, the shard gets the same bits as in a
+    /// step of the full parameter. For this purpose, stochastic rounding counts elements from `first`, and no block of
+    /// 8-bit states crosses the end of a row.
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. A row
@@ -62,8 +63,8 @@ impl ForeignBucket {
         self.len == 0
     }
 
-    /// Refuses a bucket without gradients, a local parameter, a parameter that is listed twice, and gradients that
-    /// leave the bucket or overlap.
+    /// Returns an error if the bucket has no gradients or is too large, or if a parameter is local or listed twice.
+    /// Also returns an error if gradients overlap or end outside the bucket.
     pub(super) fn refuse(&self, layout: &Layout, bucket: usize) -> Result<()> {
         if self.gradients.is_empty() {
             let thing = format_args!("bucket {bucket}");
@@ -152,8 +153,8 @@ impl Plan {
     /// order.
     ///
     /// # Errors
-    /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or leave
-    /// their bucket. `Layout` also if the parameters of a bucket differ in [precision](crate::Precision) or
+    /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or end
+    /// outside their bucket. `Layout` also if the parameters of a bucket differ in [precision](crate::Precision) or
     /// [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a kernel.
     pub fn foreign(
         layout: &Layout,
@@ -211,7 +212,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns whether these are the plan's buckets, with the same gradients in the same order and places.
+    /// Returns whether these are the plan's buckets. They must have the same gradients, in the same order and at the
+    /// same offsets.
     pub(crate) fn has_foreign<'a>(
         &self,
         layout: &Layout,

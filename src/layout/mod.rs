@@ -1,8 +1,8 @@
 //! The parameters in registration order, with their names, lengths and numbers of uses.
 //!
-//! This module computes offsets, and owns no tensors. All ranks must have the same [`Layout`]. A [`Plan`] is the layout
-//! divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be built and
-//! inspected anywhere.
+//! This module computes offsets and has no tensors. All ranks must have the same [`Layout`]. A [`Plan`] is a layout
+//! that is divided into buckets, for given bucket caps and a world size. Layouts and plans depend on no device, so they
+//! can be built and inspected anywhere.
 
 mod bucket;
 mod cut;
@@ -48,14 +48,15 @@ pub enum SegmentAction {
 pub struct Parameter {
     /// Unique within the layout.
     pub name: String,
-    /// Number of elements, which may be zero.
+    /// Number of elements. It may be zero.
     pub len: u64,
     /// Dimensions. Their product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
     /// others.
     pub shape: Vec<u64>,
     /// The type of the parameter and its gradient, if it differs from the group's [precision](Precision).
     pub dtype: Option<DType>,
-    /// Number of hand-overs in one pass: 1, or the number of places in the model that share the parameter.
+    /// The number of times that the gradient is handed over in one pass. It is 1, or the number of places in the model
+    /// that share the parameter.
     pub uses: u32,
     /// What a step does with the parameter.
     pub action: SegmentAction,
@@ -65,7 +66,7 @@ pub struct Parameter {
     pub local: bool,
 }
 
-/// A parameter of one particular layout. Other layouts refuse it.
+/// Identifies a parameter of one particular layout. A layout with other parameters returns an error for this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParamId {
     index: u32,
@@ -97,7 +98,7 @@ struct Groups {
 /// The group of all parameters that were not put into another group.
 pub const DEFAULT_GROUP: &str = "default";
 
-/// The most dimensions that numpy, PyTorch and our own reader all support.
+/// The largest number of dimensions that numpy, PyTorch and our own reader all support.
 const MAX_DIMENSIONS: usize = 64;
 
 /// Collects parameters for a [`Layout`].
@@ -110,7 +111,7 @@ pub struct LayoutBuilder {
 }
 
 impl Default for LayoutBuilder {
-    /// Returns an empty layout, as [`Layout::builder`] does.
+    /// Returns a builder without parameters, as [`Layout::builder`] does.
     fn default() -> LayoutBuilder {
         let mut groups = Groups::default();
         groups.place(DEFAULT_GROUP.into());
@@ -169,8 +170,9 @@ impl LayoutBuilder {
         self.last("dtype", |last| last.dtype = Some(dtype))
     }
 
-    /// Puts the parameter added last into a group, which may have its own hyperparameters (see
-    /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Groups share buckets and launches.
+    /// Puts the parameter added last into a group. A group may have its own hyperparameters (see
+    /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Parameters of different groups may share buckets and
+    /// launches.
     pub fn in_group(mut self, name: impl Into<String>) -> Self {
         let group = self.groups.place(name.into());
         self.last("in_group", |last| last.group = group)
@@ -205,7 +207,7 @@ impl LayoutBuilder {
     /// Makes the parameter added last local to each rank. Its gradient is not reduced, and each rank steps the
     /// parameter with its own gradient. The parameter is never broadcast. The gradient is not part of the global norm
     /// and is not clipped. A skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter
-    /// does not skip the pass, because the other ranks cannot see it. The parameter is stepped with this gradient.
+    /// does not skip the pass, because only this rank has the gradient. The parameter is stepped with this gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -241,7 +243,7 @@ impl LayoutBuilder {
     /// # Errors
     /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. `Layout` also
     /// if a shape does not match its parameter's length, if an option comes before the first parameter, or if the
-    /// lengths cannot be addressed.
+    /// layout has 2^56 elements or more.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -306,7 +308,7 @@ impl LayoutBuilder {
 }
 
 impl Layout {
-    /// Starts an empty layout.
+    /// Returns a builder without parameters.
     pub fn builder() -> LayoutBuilder {
         LayoutBuilder::default()
     }
@@ -346,8 +348,9 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit. A miss in [`id`](Self::id)
-    /// costs more, because its error compares all names.
+    /// Returns the parameter called `name`, or `None`. If there is no such parameter, this costs no more than a
+    /// successful search. In this case [`id`](Self::id) costs more, because it compares `name` with all names for its
+    /// error.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))
@@ -366,7 +369,7 @@ impl Layout {
         Ok(&self.parameters[self.index(id)?])
     }
 
-    /// Returns a hash of the layout. Ranks compare this hash. The hash is FNV-1a, which is the same in every process of
+    /// Returns a hash of the layout. Ranks compare this hash. The hash is FNV-1a, so it is the same in every process of
     /// a run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -387,7 +390,7 @@ impl Layout {
         &self.parameters
     }
 
-    /// Returns a parameter's number in the order of registration. A [plan](Plan) uses this number for the parameter.
+    /// Returns a parameter's index in registration order. A [plan](Plan) identifies the parameter by this index.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -1,7 +1,8 @@
-//! Finds the index of a name in a list by the name's hash, without a second copy of any name.
+//! Finds the index of a name in a list by the name's hash. It stores no copy of a name.
 //!
-//! The index is a hash table of indices with open addressing. The table is at most half full, so a search compares only
-//! a few names, even in a long list. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
+//! [`NameIndex`] is a hash table of indices with open addressing. The table is at most half full, so a search compares
+//! only a few names, even in a long list. The hash is that of the fingerprint (FNV-1a), so equal lists have equal
+//! tables.
 
 /// FNV-1a's hash of the empty text.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
@@ -14,10 +15,10 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
 /// A slot without a name.
 const FREE: u32 = u32::MAX;
 
-/// The places of names in a list that the caller keeps.
+/// A hash table of the names in a list. The caller owns the list, and the table has the names' indices in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NameIndex {
-    /// The places of names, or [`FREE`]. The number of slots is a power of two, or 0.
+    /// Each slot has the index of a name, or [`FREE`]. The number of slots is a power of two, or 0.
     slots: Vec<u32>,
     len: usize,
 }
@@ -29,8 +30,8 @@ impl NameIndex {
         (found != FREE).then_some(found)
     }
 
-    /// Adds the name that the caller appends to the list. If the list already has the name, returns its index and adds
-    /// nothing.
+    /// Adds a name. The caller then appends it to the list. If the list already has the name, returns its index and
+    /// adds nothing.
     pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         if 2 * (self.len + 1) > self.slots.len() {
             self.grow(&name_at);

@@ -1,4 +1,5 @@
-//! A layout divided into buckets: every segment's offset, as data for the schedule, the checker and the devices.
+//! A layout that is divided into buckets. A plan gives the offset of every segment to the schedule, the checker and the
+//! devices.
 //!
 //! Gradients, parameters and states share these offsets unless the buckets are foreign. `cut.rs` makes a plan from caps
 //! and a world size, and `foreign.rs` makes one from the caller's buckets. A plan never holds 2^56 elements or more.
@@ -29,11 +30,11 @@ pub struct Plan {
     pub(super) shards_params: bool,
     /// Whether steps run on the host, in the host's memory.
     pub(super) is_offloaded: bool,
-    /// Whether ranks reduce each micro-batch's gradients, and accumulate the sums.
+    /// Whether ranks reduce the gradients of each micro-batch and accumulate the sums.
     pub(super) sums_micro_batches: bool,
     /// The options by which the buckets were cut. `None` if the caller chose the buckets.
     pub(super) cut: Option<Cut>,
-    /// The different storages of buckets.
+    /// The storages of all buckets, without duplicates.
     pub(super) storages: Vec<Storage>,
     /// The options from which `storages` and `max_norms` were derived.
     pub(super) asked: Storages,
@@ -110,8 +111,8 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
-    /// Returns the elements of the parameters that are common to all ranks, in as few ranges as possible. All elements
-    /// of a range have one type. There is at least one range.
+    /// Returns the elements of all parameters that are not local, in as few ranges as possible. All elements of a range
+    /// have one type. There is at least one range.
     pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
         for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
@@ -129,7 +130,7 @@ impl Plan {
         runs
     }
 
-    /// Changes segments from one action to another, if `is_changed` returns true for the parameter.
+    /// Changes the action of segments from `from` to `to`, if `is_changed` returns true for the segment's parameter.
     pub(crate) fn change_actions(
         &mut self,
         [from, to]: [SegmentAction; 2],
@@ -159,8 +160,8 @@ impl Plan {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
 
-    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard. The two are 1 and 0 unless
-    /// the plan is [sharded](Self::sharded).
+    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard. Unless the plan is
+    /// [sharded](Self::sharded), the number is 1 and the index is 0.
     pub fn shards(&self) -> (u32, u32) {
         let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
         sharded.unwrap_or((1, 0))
@@ -194,19 +195,20 @@ impl Plan {
         self.is_offloaded
     }
 
-    /// Returns this sharded plan for ranks that reduce each micro-batch's gradients and accumulate their shards' sums.
+    /// Returns this sharded plan, changed so that ranks reduce the gradients of each micro-batch and accumulate the
+    /// sums of their shards.
     pub fn with_summed_micro_batches(self) -> Plan {
         Plan { sums_micro_batches: self.is_sharded(), ..self }
     }
 
-    /// Returns whether ranks reduce each micro-batch's gradients, instead of reducing once per pass.
+    /// Returns whether ranks reduce the gradients of each micro-batch, and not only once per pass.
     pub fn sums_micro_batches(&self) -> bool {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step overwrites whole buckets of parameters, as an all-gather or a copy back from
-    /// the host does. Unlike the step, such an op also writes frozen parameters, so it must wait for the trainer's reads
-    /// of them.
+    /// Returns whether an op after the step overwrites whole buckets of parameters, as an all-gather or a copy back
+    /// from the host does. Unlike the step, such an op also writes frozen parameters, so it must wait for the trainer's
+    /// reads of frozen parameters.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }
@@ -230,8 +232,8 @@ impl Plan {
         self.gradients
     }
 
-    /// Returns what a step's launch does with gradients. With offload, the copy op has already handled the original
-    /// gradients, and the launch reads only a copy.
+    /// Returns what a step's launch does with gradients. With offload, this is `Keep`, because the launch reads only a
+    /// copy of the gradients. Other ops zero or release the original gradients after the copy.
     pub(crate) fn gradients_of_step(&self) -> Gradients {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
@@ -248,7 +250,7 @@ impl Plan {
         })
     }
 
-    /// Returns the different storages of [buckets](Bucket::storage). There is at least one.
+    /// Returns the [storages](Bucket::storage) of all buckets, without duplicates. There is at least one.
     pub fn storages(&self) -> &[Storage] {
         &self.storages
     }
@@ -283,7 +285,7 @@ impl Plan {
         &self.buckets[segment.bucket as usize]
     }
 
-    /// Appends a parameter's segment to the bucket that comes next.
+    /// Appends a parameter's segment. It belongs to the bucket that is appended next.
     pub(super) fn push_segment(
         &mut self,
         parameter: &Parameter,

@@ -1,13 +1,14 @@
-//! The agreement: one number for all values that ranks must have in common, and a text of the differences between two
-//! ranks.
+//! The agreement: a number that depends on all values that must be equal on all ranks, and a text that describes how
+//! two ranks differ.
 //!
 //! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash has 48 bits and fills the
-//! three lanes of the other parts. All parts are combined by exclusive or. If one part differs, only its own lane stays
-//! equal. The number therefore tells which part differs. It misses a difference only once in 2^48.
+//! three lanes that belong to the other parts. The number is the exclusive or of all parts. If exactly one part differs
+//! between two ranks, the two numbers are equal only in that part's own lane. The numbers therefore show which part
+//! differs. A difference stays undetected only once in 2^48.
 //!
 //! `Words` holds the text of each part, with a line for each value. A stepper's collective calls carry its `Words`. If
-//! ranks are threads, the error therefore has both ranks' values. If ranks are processes, each rank adds its own text
-//! to the error that it gets. The text is written to buffers that are allocated once.
+//! ranks are threads, an error can therefore quote both ranks' values. If ranks are processes, each rank adds only its
+//! own text to its error. The text is written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +19,7 @@ const LANE_BITS: u32 = 16;
 const LANE_MASK: u64 = (1 << LANE_BITS) - 1;
 const HASH_MASK: u64 = (1 << (3 * LANE_BITS)) - 1;
 
-/// A part of the agreement, by the number of its lane.
+/// A part of the agreement. The variant's number is the number of the part's lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Parameters, buckets, and the optimizers that step them.
@@ -46,12 +47,13 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that `text` names at its end. The text ends with a result of [`difference`].
+    /// Returns the parts that are named at the end of `text`, the text of an error. This end is a result of
+    /// [`difference`].
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
 
-    /// Returns the part's contribution to the number.
+    /// Returns what a part with this hash contributes to the agreement's number.
     pub(crate) fn share(self, hash: u64) -> u64 {
         let at = self as u32 * LANE_BITS;
         let below = (1u64 << at) - 1;
@@ -62,8 +64,8 @@ impl Agreed {
     }
 }
 
-/// Returns which part differs between two ranks, given their [agreements](crate::collective::CallKey::agreement), or
-/// `None` if the numbers are equal.
+/// Compares the [agreements](crate::collective::CallKey::agreement) of two ranks. Returns the name of the part that
+/// differs, or `None` if the agreements are equal.
 ///
 /// ```
 /// use instep::op::difference;
@@ -81,7 +83,7 @@ pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
 
 const SEVERAL: &str = "several of layout, options, hyperparameters, frozen, unused or written parameters, loaded values, and micro-batches";
 
-/// Returns the part that differs, or all parts if several do.
+/// Returns the part that differs, or all parts if more than one part differs.
 pub(super) fn differing(ours: u64, theirs: u64) -> Vec<Agreed> {
     let is_equal = |part: &Agreed| (ours ^ theirs) >> (*part as u32 * LANE_BITS) & LANE_MASK == 0;
     let own: Vec<Agreed> = Agreed::ALL.into_iter().filter(is_equal).collect();
@@ -95,7 +97,7 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// Limits on the text of one part: how many bytes are kept, and how many characters of it an error quotes.
+/// Limits on the text of one part: at most `KEPT` bytes are stored, and an error quotes at most `SAID` characters.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 
@@ -106,11 +108,12 @@ pub struct Words {
     options: String,
     /// The agreement's number for layout and options alone. Ranks compare it when they build a stepper.
     fixed: u64,
-    /// The last two numbers, because the trainer may be a pass ahead of the collectives that compare them.
+    /// The last two numbers and their texts. Two are needed because the trainer may be a pass ahead of the collectives
+    /// that compare the numbers.
     recent: Mutex<[Recent; 2]>,
 }
 
-/// The parts that may change between passes, and the number that includes them.
+/// The texts of the parts that may change between passes, and the number that includes these parts.
 #[derive(Debug, Default)]
 struct Recent {
     number: u64,
@@ -119,7 +122,7 @@ struct Recent {
     loaded: String,
 }
 
-/// A writer to a buffer of [`Words::tell`]. It drops text that does not fit.
+/// A writer to a buffer of [`Words::tell`]. It drops text that does not fit into the buffer.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
@@ -139,11 +142,11 @@ impl Write for Line<'_> {
     }
 }
 
-/// A line of [`Words`]. It has the hash of the values that one rank wrote to a parameter. No pass broadcasts this
-/// parameter.
+/// A line of [`Words`] about a parameter that a rank has written and that no pass broadcasts. The line has a hash of
+/// the written values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenValues<'a> {
-    /// The parameter's index. Ranks list parameters in ascending order.
+    /// The parameter's index. These lines are in ascending order of the index.
     pub(crate) param: usize,
     pub(crate) hash: u64,
     pub(crate) name: &'a str,
@@ -159,7 +162,7 @@ impl fmt::Display for WrittenValues<'_> {
 }
 
 impl<'a> WrittenValues<'a> {
-    /// Parses a complete line. Returns `None` for a line that was cut off.
+    /// Parses a line. Returns `None` if the end of the line was cut off.
     fn parse(line: &'a str) -> Option<Self> {
         let (param, rest) = line.strip_prefix(VALUES)?.split_once(": ")?;
         let (hash, name) = rest.split_once(" of `")?;
@@ -168,7 +171,8 @@ impl<'a> WrittenValues<'a> {
     }
 }
 
-/// Names the first parameter to which two ranks wrote different values, or which only one rank wrote.
+/// Returns a text about the first parameter that only one of two ranks wrote, or to which the two ranks wrote different
+/// values.
 fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option<String> {
     let (ours, theirs) = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs)?;
     let alone = |written: WrittenValues<'_>, rank, other| {
@@ -199,7 +203,7 @@ impl Words {
         self.fixed
     }
 
-    /// Lets `write` fill the buffers of the parts that may change, and stores the number that `write` returns.
+    /// Calls `write` with the buffers of the parts that may change, and stores the number that `write` returns.
     pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.swap(0, 1);
@@ -212,7 +216,7 @@ impl Words {
         *number
     }
 
-    /// Returns the text of one part, if an agreement with this number is known.
+    /// Returns the text of one part of the agreement with this number, or `None` if no such agreement is stored.
     fn part(&self, number: u64, part: Agreed) -> Option<String> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = recent.iter().find(|recent| recent.number == number);
@@ -228,8 +232,8 @@ impl Words {
         })
     }
 
-    /// Adds this rank's words to the error of a collective that only knows which part differs. `ours` is the number
-    /// that this rank sent.
+    /// Adds this rank's text to an error that only names the part that differs. `ours` is the number that this rank
+    /// sent.
     pub(crate) fn add_to(&self, error: Error, ours: u64) -> Error {
         let Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs } = error else {
             return error;
@@ -251,11 +255,11 @@ impl Words {
     }
 }
 
-/// The number of one rank's agreement, and that rank's words if they are known here.
+/// The number of one rank's agreement, and that rank's [`Words`] if this process has them.
 pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
 
-/// Returns the differences of two ranks' agreements, with the values of both ranks if both ranks' words are known.
-/// Returns `None` if the agreements are equal.
+/// Describes how two ranks' agreements differ. The text quotes both ranks' values if this process has the [`Words`] of
+/// both. Returns `None` if the agreements are equal.
 pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32; 2]) -> Option<String> {
     let mut text = difference(ours.0, theirs.0)?.to_owned();
     let (Some(our_words), Some(their_words)) = (ours.1, theirs.1) else { return Some(text) };
@@ -277,8 +281,8 @@ pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32
     Some(text)
 }
 
-/// Returns the first pair of lines that differ. If the lines are long, the text far before the difference is cut off.
-/// If one text has fewer lines, an empty line replaces the missing line.
+/// Returns the first pair of lines in which two texts differ. If the lines are long, the text far before the difference
+/// is cut off. If one text has fewer lines, an empty line replaces the missing line.
 fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
     loop {
@@ -296,7 +300,7 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// Shortens a line of fields in braces to the first field in which the ranks differ.
+/// If a line ends with fields in braces, shortens it to the first field in which `line` and `other` differ.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();
@@ -308,7 +312,7 @@ fn short(line: &str, other: &str) -> String {
     }
 }
 
-/// Returns a text on one line, from character `from` on, cut to a length that suits an error.
+/// Returns at most `SAID` characters of a text, from character `from` on, on one line.
 fn said(words: &str, from: usize) -> String {
     let characters = words.trim_end().chars().skip(from);
     let line: String = characters.take(SAID).collect::<String>().replace('\n', ", ");

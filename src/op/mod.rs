@@ -1,8 +1,8 @@
-//! Operations as plain data. The scheduler writes them, executors run them and the checker reads them.
+//! Operations (ops) as plain data. The schedule creates ops, executors run them, and the checker reads them.
 //!
-//! An [`Op`] holds no pointer, closure or foreign handle. Executors resolve its [`Memory`] and [`Ticket`]. Only
-//! [`Op::accesses`] says which bytes an op touches. The checker and the host executor both use this method, so the
-//! checked accesses are the accesses that run.
+//! An [`Op`] holds no pointer, closure or foreign handle. Executors map its [`Memory`] to an address and its [`Ticket`]
+//! to an event. Only [`Op::accesses`] defines which bytes an op touches. The checker and the launches of steps both use
+//! this method, so a step gets exactly the memory that was checked.
 
 mod agreement;
 mod span;
@@ -21,21 +21,21 @@ pub use span::{Memory, Span};
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Forward and backward: the trainer's stream, or on the host device the caller's thread.
+    /// Forward and backward. On a GPU this is the trainer's stream, and on the host device it is the caller's thread.
     #[default]
     Compute,
     /// Collectives over gradients.
     Reduce,
-    /// Control, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
+    /// Control ops, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
     Optim,
-    /// Collectives over stepped parameters. They use a separate communicator. On the communicator of the reduces, they
-    /// would delay the next reduce.
+    /// Collectives over stepped parameters. They use a separate communicator, because on the communicator of the
+    /// reduces they would delay the next reduce.
     Gather,
-    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream they would
-    /// delay the next reduce.
+    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream, these copies
+    /// would delay the next reduce.
     Download,
-    /// Copies to the device's memory, with offload. These copies wait for steps, so on the download stream they would
-    /// delay later downloads.
+    /// Copies to the device's memory, with offload. These copies wait for steps, so they would delay later downloads if
+    /// both used one stream.
     Upload,
 }
 
@@ -78,28 +78,30 @@ impl Stream {
     }
 }
 
-/// A position on a stream, counted in Records. It plays the role of an event.
+/// A position on a stream. It plays the role of a CUDA event: [`Record`](Action::Record) marks it, and
+/// [`Wait`](Action::Wait) waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The stream of the position.
     pub stream: Stream,
-    /// Number of Records up to the position.
+    /// The number of `Record` ops on the stream, up to and including the one at this position.
     pub tick: u64,
 }
 
 /// The kinds of control op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Opens a pass: counts the last pass's updates, derives scalars, and zeroes the accumulators.
+    /// Opens a pass: adds the last pass's updates to the step counts, computes the scalars of this pass's steps, and
+    /// zeroes the accumulators.
     Begin,
-    /// Computes clip coefficient and skip flag from the norm, and stores the numbers that the next pass needs.
+    /// Computes the clip coefficient and the skip flag from the norm, and stores the numbers that the next pass needs.
     Decide,
-    /// Decides for one bucket by the bucket's norm, before its step.
+    /// Computes one bucket's clip coefficient from the bucket's norm, before the bucket's step.
     DecideBucket {
         /// The index of the bucket.
         bucket: u32,
     },
-    /// Writes the pass's status to memory that the host reads without waiting.
+    /// Writes the pass's status to memory that the host can read without waiting for the device.
     Publish,
 }
 
@@ -111,10 +113,10 @@ pub enum CollectiveKind {
     AllReduce,
     /// Replaces every rank's buffer by rank 0's buffer.
     Broadcast,
-    /// Splits each source into `world_size` parts. Rank r's destination gets the sum over ranks of the r-th parts. A
-    /// source is `world_size` times as long as a destination.
+    /// Splits each rank's source into `world_size` parts. Rank r's destination gets the sum over ranks of the r-th
+    /// parts. A source is `world_size` times as long as a destination.
     ReduceScatter,
-    /// Copies all sources to every rank's destination, in rank order.
+    /// Copies the sources of all ranks to every rank's destination, in rank order.
     AllGather,
     /// Replaces unsigned 64-bit integers by their sum over ranks, modulo 2^64.
     Sum64,
@@ -151,28 +153,28 @@ impl fmt::Display for CollectiveKind {
     }
 }
 
-/// The ranks that take part in a collective, relative to one rank.
+/// The ranks that take part in a collective, as seen from one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// All ranks.
     World,
-    /// The ranks of this rank's group. Their shards together are a full bucket. If there is only one group, these are
-    /// all ranks.
+    /// The ranks in this rank's group. The shards of all ranks in the group together are a full bucket. If there is
+    /// only one group, it contains all ranks.
     Shards,
-    /// The replicas: the ranks that have the same shards as this rank, one in each group.
+    /// The ranks that have the same shards as this rank. There is one such rank in each `Shards` group.
     Replicas,
 }
 
 /// The work of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Later ops of the stream start after the ticket's position has been passed.
+    /// Makes later ops of the stream wait until the ticket's position has been passed.
     Wait(Ticket),
     /// Marks the ticket's position as passed.
     Record(Ticket),
-    /// Later ops of the stream start once the caller's sum of a bucket is complete. On a GPU they wait for the caller's
-    /// event. On the host they wait until the caller's function returns. The sum comes after all accesses that the
-    /// trainer made before the hand-over, so the later ops come after these accesses too.
+    /// Makes later ops of the stream wait until the caller's sum of a bucket is complete. On a GPU they wait for the
+    /// caller's event. On the host they wait until the caller's function returns. The sum comes after all accesses that
+    /// the trainer made before the hand-over, so the later ops come after these accesses too.
     AwaitSum {
         /// The index of the bucket.
         bucket: u32,
@@ -184,17 +186,18 @@ pub enum Action {
         /// The index of the bucket.
         bucket: u32,
     },
-    /// Runs a bucket's step up to the norms of this rank's shards of parameters. Ranks then add up the norms.
+    /// Runs a bucket's step until it has computed norms of this rank's shards of parameters. The ranks then add up
+    /// these norms.
     Measure {
         /// The index of the bucket.
         bucket: u32,
         /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
-    /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step.
-    /// Neighbouring buckets may share the op, and thus its launch.
+    /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, this op runs the rest of the
+    /// step. One op, and thus one launch, may step several neighbouring buckets.
     Step {
-        /// The index of the bucket. If there are several, the lowest index.
+        /// The index of the bucket, or the lowest index if the op steps several buckets.
         bucket: u32,
         /// Number of consecutive buckets, from `bucket` on.
         count: u32,
@@ -216,14 +219,14 @@ pub enum Action {
         /// The destination, which may be `src`.
         dst: Span,
     },
-    /// Makes the open pass leave a segment unchanged, after the pass's Begin.
+    /// Makes the steps of the open pass leave a segment unchanged. This op runs after the pass's `Begin`.
     Leave {
         /// The index of the segment in the plan.
         segment: u32,
     },
-    /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's and the host's
-    /// memory. [`Accumulation::Summed`](crate::Accumulation) copies the sums of the first micro-batch. Both spans have
-    /// the same type and length.
+    /// Copies a part of a bucket. With [offload](crate::StepperBuilder::offload), this op copies between the device's
+    /// and the host's memory. With [`Accumulation::Summed`](crate::Accumulation), it copies the sums of the first
+    /// micro-batch. Both spans have the same type and length.
     Copy {
         /// The index of the bucket.
         bucket: u32,
@@ -238,19 +241,20 @@ pub enum Action {
         bucket: u32,
         /// The span that is added.
         src: Span,
-        /// The span to which it is added.
+        /// The span to which `src` is added.
         dst: Span,
     },
-    /// Fills counts of ranks with ones, because each rank counts itself. Without offload, Begin does this.
+    /// Sets the counts in a bucket's tail block to 1, because each rank first counts only itself. Without offload,
+    /// `Begin` does this.
     Count(Span),
-    /// Fills with zero bytes.
+    /// Fills the span with zero bytes.
     Zero(Span),
-    /// Releases the whole pages inside the span to the system. Their content is lost.
+    /// Returns the memory pages that lie entirely inside the span to the system. Their contents are lost.
     Release(Span),
 }
 
 impl Action {
-    /// Returns whether the op does work. The other ops only order work.
+    /// Returns whether the op does work. `Wait`, `Record` and `AwaitSum` only order other ops.
     pub fn is_work(&self) -> bool {
         !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
     }
@@ -259,7 +263,7 @@ impl Action {
 /// One operation on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// Stream on which it runs.
+    /// Stream on which the op runs.
     pub stream: Stream,
     /// Its work.
     pub action: Action,
@@ -291,12 +295,13 @@ impl Frozen {
 pub struct Access {
     /// The bytes.
     pub span: Span,
-    /// Whether the bytes are written (and possibly read), or only read.
+    /// Whether the bytes are written. If so, they may be read too. Otherwise they are only read.
     pub writes: bool,
 }
 
-/// The part of a step that one launch runs. `Measure` ends before the norms that scale the update are known, and
-/// `Apply` does the rest of the step. `End` zeroes or averages the gradients after a custom optimizer.
+/// The part of a step that one launch runs. `Whole` is a step in one launch. If norms scale the update, the step
+/// instead has two launches: `Measure` runs up to these norms, and `Apply` runs the rest. `End` zeroes or averages the
+/// gradients after a custom optimizer.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -315,7 +320,7 @@ impl Part {
 
 impl Access {
     /// Returns how many bytes a launch moves over the memory bus for this access. A launch also reads all bytes that it
-    /// writes, except copies and parameters with an f32 master.
+    /// writes, except those of copies and of parameters with an f32 master.
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
         // In a step of two launches, the second launch zeroes gradients. But averaged gradients are written by the
@@ -338,10 +343,9 @@ impl Access {
 }
 
 impl Op {
-    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. For
-    /// this, the two must use the same stream and the same communicator. Between them there must be no op for which
-    /// another stream could wait. NCCL does not order the collectives of one launch, so the checker proves that the two
-    /// touch different bytes.
+    /// Returns whether this collective may share a launch with `previous`, the op just before it in the list. Both ops
+    /// must be collectives on the same stream and the same communicator. NCCL does not order the collectives of one
+    /// launch, so the checker proves that the two collectives touch different bytes.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)
@@ -351,8 +355,8 @@ impl Op {
         self.stream == previous.stream && (own == group || plan.replicas() == 1)
     }
 
-    /// Reports every byte that the op touches. `states` is the number of the optimizer's states, and `frozen` has the
-    /// segments that are frozen when the op is submitted. Padding is included if the op may touch it.
+    /// Calls `sink` with every span that the op touches. `states` is the number of the optimizer's states, and `frozen`
+    /// has the segments that are frozen when the op is submitted. Padding is included if the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {
@@ -448,8 +452,8 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// Returns the largest number of ops that one pass can have. Each bucket has waits, marks, work and broadcasts. Each
-/// segment has two `Zero` ops or a broadcast. Each further clip set has two collectives.
+/// Returns the largest number of ops that one pass can have. The ops of a bucket are waits, marks, work and broadcasts.
+/// A segment has two `Zero` ops or a broadcast. Each further clip set has two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();
@@ -525,11 +529,11 @@ impl Interval {
     }
 }
 
-/// An op that ran, and when.
+/// An op, and the interval in which it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOp {
     /// The op.
     pub op: Op,
-    /// When it ran.
+    /// The interval in which the op ran.
     pub interval: Interval,
 }

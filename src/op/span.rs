@@ -1,9 +1,9 @@
 //! Ranges of bytes in a stepper's memories (one [`Memory`] for parameters, one for each state, and so on), and the byte
 //! offsets of a plan's elements.
 //!
-//! All memories of gradients share their element offsets. All other memories of tensors share theirs, which may differ
-//! from those of gradients. Bytes are counted bucket by bucket, because buckets may differ in element types. This file
-//! decides which memories exist and how large elements are.
+//! All memories of gradients use the same element offsets. The other memories of tensors use a second set of element
+//! offsets, which may differ from the first. A byte offset is computed for each bucket separately, because buckets may
+//! differ in element types. This file decides which memories exist and how large elements are.
 
 use std::mem::offset_of;
 
@@ -19,33 +19,32 @@ pub enum Memory {
     Params,
     /// Gradients, with each bucket's tail block.
     Grads,
-    /// Control block and per-segment scalars.
+    /// The control blocks, and the scalars of each segment.
     Control,
-    /// Hyperparameters per group, and per segment a learning-rate multiplier and an action. The trainer sets them
-    /// between passes, and Begin reads them.
+    /// The hyperparameters of each parameter group, and the learning-rate multiplier and action of each segment. The
+    /// trainer sets them between passes, and `Begin` reads them.
     Settings,
     /// Master weights or remainders of 16-bit parameters.
     Master,
-    /// An optimizer state, by its number.
+    /// The optimizer state with this index.
     State(u8),
-    /// The scales of an 8-bit state: an f32 per block of 256 elements.
+    /// The scales of the 8-bit state with this index: one f32 per block of 256 elements.
     Scales(u8),
     /// Copies of the parameters in another type.
     Copy,
     /// Moving averages of the parameters.
     Ema,
-    /// The parameters that this rank steps, in the host's memory, with [offload](crate::StepperBuilder::offload).
+    /// With [offload](crate::StepperBuilder::offload), the parameters that this rank steps, in the host's memory.
     HostParams,
-    /// The reduced gradients that this rank steps, and each bucket's counts of ranks, in the host's memory, with
-    /// offload.
+    /// With offload, the reduced gradients that this rank steps and each bucket's tail block, in the host's memory.
     HostGrads,
-    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients that this rank steps, reduced within a group
-    /// of ranks and summed over the micro-batches so far.
+    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients that this rank steps, summed over the
+    /// micro-batches so far. The gradients of each micro-batch are first reduced within a group of ranks.
     Sums,
 }
 
-/// The offset in control memory of the further control blocks, which follow the pass's control block. They belong to
-/// single buckets or to further clip sets.
+/// The offset of the further control blocks in control memory. The first control block is that of the pass. Each
+/// further block belongs to one bucket or to one further clip set.
 pub(crate) const FURTHER_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
 
 const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
@@ -58,13 +57,14 @@ const fn control_field(offset: usize, bytes: usize) -> Span {
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
-    /// Returns whether a rank has this memory only for its shard, if the plan is sharded.
+    /// Returns whether this memory contains only the rank's shard if the plan is sharded.
     pub fn is_sharded_state(self) -> bool {
         use Memory::*;
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory that a step uses instead of this one: with offload, the host's parameters and gradients.
+    /// Returns the memory that a step uses in place of this one. With offload, a step uses the parameters and gradients
+    /// in the host's memory.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
             Memory::Params if plan.is_offloaded() => Memory::HostParams,
@@ -74,8 +74,8 @@ impl Memory {
     }
 
     /// Returns whether the memory lies on the host and not on the device, because steps are
-    /// [offloaded](crate::StepperBuilder::offload). Only the parameters, copies and gradients of forward and backward,
-    /// and the sums of micro-batches, stay on the device.
+    /// [offloaded](crate::StepperBuilder::offload). Only four memories stay on the device: parameters, copies and
+    /// gradients for forward and backward, and the sums of micro-batches.
     pub fn is_offloaded(self, plan: &Plan) -> bool {
         let is_device = matches!(self, Memory::Params | Memory::Grads | Memory::Copy | Memory::Sums);
         plan.is_offloaded() && !is_device
@@ -180,7 +180,7 @@ impl Span {
         Span::within(Memory::Grads, bucket, bucket.start, bucket.start + bucket.len)
     }
 
-    /// Returns the span of the gradients that this rank steps, without counts of ranks.
+    /// Returns the span of the gradients that this rank steps, without the bucket's tail block.
     pub(crate) fn summed(bucket: &Bucket) -> Span {
         Span::summed_in(Memory::Grads, bucket)
     }
@@ -191,19 +191,20 @@ impl Span {
         Span::within(memory, bucket, summed.start, summed.end)
     }
 
-    /// Returns the span of the counts of ranks, in the device's or the host's gradients.
+    /// Returns the span of a bucket's tail block, in the device's or the host's gradients.
     pub(crate) fn tail(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
-    /// Returns the span of all shards of a bucket of gradients, parameters or copies, without the counts of ranks.
+    /// Returns the span of all shards of a bucket, in the memory of gradients, parameters or copies. The tail block is
+    /// not included.
     pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
         let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
-    /// Returns where the other ranks' shards of a bucket lie: a span before and a span after this rank's shard. Either
-    /// may be empty.
+    /// Returns the two spans of the other ranks' shards of a bucket: one before and one after this rank's shard. Either
+    /// span may be empty.
     pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
         let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
         let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
@@ -211,8 +212,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the spans of the parts of a bucket that take no memory while the bucket is resharded. These are the
-    /// other ranks' shards, or with offload the whole bucket.
+    /// Returns the spans of the parts of a bucket that take no memory while the bucket is resharded. These parts are
+    /// the other ranks' shards, or with offload the full bucket.
     pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
@@ -226,21 +227,23 @@ impl Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
 
-    /// Returns the span of one parameter's tensor in a memory, or of this rank's part of the tensor.
+    /// Returns the span of one parameter's tensor in a memory. If the memory contains only this rank's shards, returns
+    /// the span of this rank's part of the tensor.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory.counts_gradients() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 
-    /// The next pass's loss scale and its growth tracker. Only Decide writes this part of control memory. The span also
-    /// represents the caller's scaler: Begin reads the scale, and Decide writes the flag.
+    /// The next pass's loss scale and its growth tracker. Only `Decide` writes this part of control memory. The span
+    /// also stands for the memory of a caller's own scaler: `Begin` reads the caller's scale, and `Decide` writes the
+    /// caller's flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
-    /// Only the loss scale. Begin reads it.
+    /// Only the loss scale. `Begin` reads it.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. It also represents the flag of the
-    /// caller's scaler. Begin does not access it.
+    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. It also stands for the flag of a
+    /// caller's own scaler. `Begin` does not access it.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
     /// Control memory after the loss scale.
@@ -256,7 +259,8 @@ impl Span {
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field of another control block, which belongs to a single bucket or to a clip set.
+    /// Returns the same field in the further control block with this number. That control block belongs to one bucket
+    /// or to one clip set.
     pub(crate) fn of_control_block(self, block: u32) -> Span {
         let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }
@@ -271,8 +275,8 @@ impl Span {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
 
-    /// Returns the element type that a collective uses. This is the type of the span's first element. Master weights
-    /// are only copied, as words of 4 bytes.
+    /// Returns the element type that a collective uses for this span: the type of the span's first element. For master
+    /// weights, the type is f32, because collectives only copy them as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
             let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);
@@ -293,7 +297,8 @@ impl Span {
     }
 }
 
-/// Returns the size in bytes of `elements` elements from the start of a block.
+/// Returns the size in bytes of `elements` elements. The first of them starts a block of 256 elements, because the
+/// 8-bit states of each block share one scale.
 pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
     let Storage { precision, copy, .. } = storage;
     match memory {
@@ -309,7 +314,8 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
     }
 }
 
-/// Returns the byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
+/// Returns the byte at which an element of a bucket starts. `element` may be the end of the bucket, which is the start
+/// of the next bucket.
 fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
     let first = &bucket.first_bytes;
     match memory {

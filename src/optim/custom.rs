@@ -1,7 +1,7 @@
-//! The user's own optimizers, which may share buckets with the built-in ones.
+//! Optimizers that the user implements. They may share buckets with built-in optimizers.
 //!
 //! The user writes only the formula. The library stores the states, decides which parameters are skipped and counts the
-//! updates. This module must pass exactly the memory that the checker assumes: one parameter, its gradient and its
+//! updates. The user's code must get exactly the memory that the checker assumes: one parameter, its gradient and its
 //! states. PyTorch's functional optimizers have a similar `step_param`.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 pub struct ParamStep<'a> {
     /// The parameter's name in the layout.
     pub name: &'a str,
-    /// The parameter, to be updated.
+    /// The parameter. The update is written here.
     pub param: &'a mut [f32],
     /// The SUM of the parameter's gradients over ranks. The slice has one value for each element of the parameter.
     /// [`mean_grad`](Self::mean_grad) returns the mean.
@@ -51,16 +51,16 @@ pub struct EnqueuedStep<'a> {
     pub stream: StreamHandle,
     /// Number of elements of each tensor.
     pub len: u64,
-    /// The parameter, to be updated.
+    /// The parameter. The kernel writes the update here.
     pub param: DevicePtr,
-    /// The SUM of the parameter's gradients over ranks, to be multiplied by the multiplier of
-    /// [`scalars`](Self::scalars).
+    /// The SUM of the parameter's gradients over ranks. The kernel multiplies it by the multiplier in
+    /// [`scalars`](Self::scalars) to get the gradient for the step.
     pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
-    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other. They are valid when the
-    /// stream reaches the kernel. The GPU decides whether the step is skipped, so the kernel must change nothing unless
-    /// `action` is 0.
+    /// The address of four values, in this order: `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32). The
+    /// values are valid when the stream reaches the kernel. The GPU decides whether the step is skipped. If `action` is
+    /// not 0, the kernel must change nothing.
     pub scalars: DevicePtr,
 }
 
@@ -111,7 +111,7 @@ pub struct EnqueuedStep<'a> {
 /// # Source
 /// `step_param` of PyTorch's functional optimizers, which `_OptimizerHookState` calls.
 pub trait StepParam: Send + Sync {
-    /// Returns the name for errors and listings. Ranks compare it.
+    /// Returns the optimizer's name, for errors and listings. The name must be equal on all ranks.
     fn name(&self) -> &str;
 
     /// Returns the names of the states. A state has one value per element. There are at most three states, and no name
@@ -120,13 +120,13 @@ pub trait StepParam: Send + Sync {
         &[]
     }
 
-    /// Returns a hash of all hyperparameters of this code. Ranks compare it. If it differs between ranks, the next
-    /// collective returns `Mismatch`.
+    /// Returns a hash of all hyperparameters of this code. Ranks compare this hash. If it differs between ranks, the
+    /// next collective returns `Mismatch`.
     fn fingerprint(&self) -> u64 {
         0
     }
 
-    /// Returns the first learning rate.
+    /// Returns the initial learning rate.
     fn lr(&self) -> f64 {
         0.0
     }
@@ -140,7 +140,7 @@ pub trait StepParam: Send + Sync {
     /// Updates one parameter, on the thread of the optim stream. The result must have the same bits on every rank.
     ///
     /// # Errors
-    /// Any error or panic poisons the stepper. [`Error::Hook`] is for a message of your own.
+    /// Any error or panic poisons the stepper. To return a message of your own, use [`Error::Hook`].
     fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
 
     /// Enqueues the update of one parameter, on the thread that called the stepper. This function must not wait for the
@@ -157,8 +157,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// A [`StepParam`] as an [`Optimizer`]. Such an optimizer can step all parameters, single parameters, or one group
-/// while built-in optimizers step other groups.
+/// Wraps a [`StepParam`] as an [`Optimizer`]. A `Custom` can step all parameters. It can also step one group or single
+/// parameters, while built-in optimizers step the others.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,
@@ -166,7 +166,7 @@ pub struct Custom {
 }
 
 impl Custom {
-    /// Wraps the user's code. The first learning rate is [`StepParam::lr`].
+    /// Wraps the user's code. The initial learning rate is [`StepParam::lr`].
     pub fn new(rule: impl StepParam + 'static) -> Custom {
         Custom { lr: rule.lr(), rule: Arc::new(rule) }
     }

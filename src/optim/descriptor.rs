@@ -1,4 +1,4 @@
-//! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, its source.
+//! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, and its source.
 //!
 //! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so each fact about
 //! an optimizer is written once. The macro `optimizer!` (`declare.rs`) fills a table. This module never computes an
@@ -42,7 +42,7 @@ impl From<bool> for Value {
 impl Value {
     /// Returns the value's numbers: one, or two for a pair. A flag is 0 or 1.
     ///
-    /// This allocates nothing, because a schedule checks a learning rate in every pass.
+    /// This function allocates nothing, because it runs in every pass that has a new learning rate.
     pub fn numbers(self) -> impl Iterator<Item = f64> {
         let (numbers, count) = match self {
             Value::Number(number) => ([number, 0.0], 1),
@@ -77,21 +77,21 @@ pub(crate) fn short(number: f64) -> String {
 /// The numbers that one part of a hyperparameter accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// The value is at least 0 and finite as f32. As f32 it is zero only if it is zero as f64.
+    /// The value is at least 0 and finite as f32. A value above 0 must not round to 0 as f32.
     NonNegative,
     /// The value is at least 0 and finite. It is used only in f64.
     NonNegativeF64,
-    /// Any number that is finite as f32.
+    /// The value is finite as f32.
     Finite,
     /// The value is at least 0 and below 1.
     BelowOne,
     /// The value is at least 0 and at most 1.
     UpToOne,
-    /// The value is above 0 and below 1, and not zero as f32.
+    /// The value is above 0 and below 1, and does not round to 0 as f32.
     InsideOne,
     /// The value is above 1, and finite as f32.
     AboveOne,
-    /// True or false.
+    /// The value is true or false.
     Flag,
 }
 
@@ -147,7 +147,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// One number of a hyperparameter. A pair has two.
+/// One number of a hyperparameter. A pair has two parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Its keyword in a [`Registry`](crate::overlap::Registry), such as `beta1`.
@@ -175,7 +175,7 @@ impl Field {
     /// Makes a value of this field's kind from one number per part.
     ///
     /// # Errors
-    /// `Config` for a flag that is neither 0 nor 1.
+    /// `Config` if the count of numbers is wrong, or if a flag is not 0 or 1.
     pub fn value(&self, numbers: &[f64]) -> Result<Value> {
         match (self.default, numbers) {
             (Value::Number(_), [number]) => Ok(Value::Number(*number)),
@@ -190,8 +190,8 @@ impl Field {
     }
 }
 
-/// States that an optimizer keeps if certain hyperparameters are on. A hyperparameter is on if it is neither 0 nor
-/// false.
+/// The states that an optimizer has if certain hyperparameters are on. A hyperparameter that is 0 or false is off, and
+/// any other is on.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
     /// The names of the states, in the kernel's order. A state has one value per element.
@@ -207,7 +207,7 @@ pub struct Descriptor {
     pub name: &'static str,
     /// Its hyperparameters, the learning rate first.
     pub fields: &'static [Field],
-    /// Its states. If several entries apply, the last one counts.
+    /// Its states, for different settings of its hyperparameters. If several entries apply, the last one is used.
     pub states: &'static [States],
     /// Publication of the algorithm.
     pub source: &'static str,
@@ -215,12 +215,13 @@ pub struct Descriptor {
     pub kernel: u32,
     /// Whether norms of the full parameter scale the update. A step then takes two launches.
     pub is_scaled: bool,
-    /// Name of the number that the optimizer carries from update to update besides the step count.
+    /// Name of a number that the optimizer stores for each parameter besides the step count, and changes in each
+    /// update.
     pub carried: Option<&'static str>,
-    /// If the optimizer refuses 8-bit states: why each value needs its own exponent. 8-bit codes share one exponent per
-    /// block.
+    /// The reason why the optimizer refuses 8-bit states, or `None` if it supports them. 8-bit codes share one exponent
+    /// per block, and some optimizers need an exponent for each value.
     pub needs_floats: Option<&'static str>,
-    /// A hyperparameter, and why states must be f32 if it is on.
+    /// The name of a hyperparameter that requires f32 states if it is on, and the reason.
     pub needs_f32_states: Option<(&'static str, &'static str)>,
     pub(crate) make: fn() -> Box<dyn Optimizer>,
     pub(crate) type_of: fn() -> (TypeId, &'static str),
@@ -242,14 +243,14 @@ impl Descriptor {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// Returns the names of the states that the optimizer keeps with these values.
+    /// Returns the names of the states that the optimizer has with the values that `get` returns.
     pub(super) fn kept(&self, get: impl Fn(&str) -> Option<Value>) -> &'static [&'static str] {
         let is_on = |name: &&str| get(name).is_some_and(|value| !value.is_off());
         let applies = |states: &&States| states.on.iter().all(is_on);
         self.states.iter().rev().find(applies).map_or(&[], |states| states.names)
     }
 
-    /// Refuses the first value outside its range.
+    /// Returns an error for the first value that is outside its range.
     pub(super) fn check(&self, get: impl Fn(&str) -> Option<Value>) -> Result<()> {
         for field in self.fields {
             let numbers = get(field.name).into_iter().flat_map(Value::numbers);

@@ -1,7 +1,7 @@
-//! Optimizers as plain values: hyperparameters, defaults with their source, validation.
+//! Optimizers as plain values: their hyperparameters, their defaults with a source, and their validation.
 //!
-//! The update itself is only in the kernels' rule headers. `table.rs` says which kernel runs and with which numbers,
-//! and names the optimizer's states. Validation rejects values that a kernel cannot check, especially NaN.
+//! The formula of an update is only in the kernels' rule headers. `table.rs` lists the kernel, the hyperparameters and
+//! the states of each optimizer. Validation rejects values that a kernel cannot check, especially NaN.
 
 mod custom;
 mod declare;
@@ -61,7 +61,7 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
     /// Sets a hyperparameter by the name of its field. The value's range is checked when the optimizer is used.
     ///
     /// # Errors
-    /// `Unsupported` if there is no such field, or if it has another kind of value.
+    /// `Unsupported` if there is no such field, or if the field's values are of another kind.
     fn set(&mut self, name: &str, value: Value) -> Result<()> {
         if self.as_rule_mut().put(name, value) {
             return Ok(());
@@ -99,7 +99,7 @@ pub(crate) mod sealed {
     use super::{Descriptor, Optimizer, Result, StepParam, Value};
     use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 
-    /// Returns the rule, even of a boxed optimizer.
+    /// Gives access to the [`Rule`] of an optimizer, also of a boxed one.
     pub trait AsRule {
         fn as_rule(&self) -> &dyn Rule;
         fn as_rule_mut(&mut self) -> &mut dyn Rule;
@@ -129,7 +129,7 @@ pub(crate) mod sealed {
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
-        /// Sets a field. Returns whether there is such a field with this kind of value.
+        /// Sets a field. Returns false if no such field has this kind of value.
         fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
@@ -143,7 +143,7 @@ pub(crate) mod sealed {
             self.descriptor().map_or(INSTEP_OPTIMIZER_CUSTOM, |descriptor| descriptor.kernel)
         }
 
-        /// Returns the user's own code, if there is no kernel.
+        /// Returns the user's own code if this is a custom optimizer, which has no kernel.
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
             None
         }
@@ -160,7 +160,8 @@ pub(crate) mod sealed {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
 
-        /// Returns the eps. It prevents a division by zero if the rule divides by a state.
+        /// Returns the hyperparameter `eps`, if there is one. It prevents a division by zero if the rule divides by a
+        /// state.
         fn eps(&self) -> Option<f64> {
             match self.get("eps") {
                 Some(Value::Number(eps)) => Some(eps),
@@ -174,16 +175,16 @@ pub(crate) mod sealed {
             self.get(field).filter(|value| !value.is_off()).map(|_| why)
         }
 
-        /// Returns why each state value needs its own exponent, if 8-bit states are refused: 8-bit codes share one
-        /// exponent per block.
+        /// Returns the reason why 8-bit states are refused, if there is one. 8-bit codes share one exponent per block,
+        /// and some optimizers need an exponent for each value.
         fn needs_floats(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.needs_floats)
         }
     }
 }
 
-/// Refuses a learning rate with which the first step overflows. The first step is the largest, because its divisor is
-/// `1 - beta1`.
+/// Returns an error if the first step overflows with this learning rate. The first step is the largest, because its
+/// divisor is `1 - beta1`.
 fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     refuse! {
         "lr" = short(lr), if !((lr / (1.0 - beta1)) as f32).is_finite()
@@ -192,7 +193,7 @@ fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a decoupled weight decay if its product with the learning rate overflows.
+/// Returns an error if the product of a decoupled weight decay and the learning rate overflows.
 fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
     refuse! {
         "weight_decay" = short(weight_decay), if !((lr * weight_decay) as f32).is_finite()

@@ -9,26 +9,26 @@ use std::fmt;
 use crate::error::{Error, Result, refuse};
 use crate::handle::Address;
 
-/// The factor in the loss. Each step divides the gradients by it.
+/// The factor by which the trainer multiplies the loss. Each step divides the gradients by this factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
     /// A constant factor. The reciprocal of its product with the world size must be a normal f32.
     Constant(f64),
     /// A factor that adapts to the gradients, like the factor of `torch.amp.GradScaler`. In each pass, ask for the
     /// current factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). A dynamic factor implies
-    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so Eager refuses it. All ranks make the same
-    /// decision, because they have the same sums. A pass that is abandoned, or in which no rank had data, does not
-    /// change the factor. A new factor is used only if the factor and 1 / (new factor * gradient divisor) are normal
-    /// f32 values. The gradient divisor is the world size by default.
+    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so [`Eager`](crate::Mode::Eager) mode refuses it. The
+    /// factor changes in the same way on all ranks, because all ranks have the same sums. A pass that is abandoned, or
+    /// in which no rank had data, does not change the factor. A new factor is used only if the new factor and 1 / (new
+    /// factor * gradient divisor) are normal f32 values. The gradient divisor is the world size by default.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
-    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As with `Dynamic`, non-finite passes are
-    /// skipped, and Eager refuses this kind of factor.
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As with `Dynamic`, a pass with an
+    /// infinite or NaN gradient is skipped, and [`Eager`](crate::Mode::Eager) mode refuses this kind of factor.
     External(ExternalScaler),
 }
 
-/// The addresses of another program's loss scaler. Ranks compare the printed form, so this type never prints the
-/// addresses.
+/// The addresses of the caller's own loss scaler. Ranks compare the `Debug` output of options, so the output of this
+/// type omits the addresses.
 #[derive(Clone, Copy, PartialEq)]
 pub struct ExternalScaler {
     /// Addresses of one f32 each.
@@ -46,7 +46,7 @@ impl fmt::Debug for ExternalScaler {
 /// smaller. A number of passes in a row without such a gradient makes the scale larger.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
-    /// The first pass's scale, an f32. Default 65536.
+    /// The first pass's scale. f32 must represent it exactly. Default 65536.
     pub initial_scale: f64,
     /// Factor above 1 by which the scale is multiplied after `growth_interval` passes in a row without a skip. Default
     /// 2.
@@ -110,12 +110,12 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// The constant scale. The kernels use it if there is no scaler.
+    /// The values that kernels get if the loss scale is not dynamic. With these values, the scale never changes.
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// Returns the largest scale for which 1 / (scale * gradient divisor) is still a normal f32. The smallest scale is
-    /// the smallest normal f32: no number of ranks makes the reciprocal overflow.
+    /// Returns the largest scale for which 1 / (scale * gradient divisor) is still a normal f32. The smallest allowed
+    /// scale is the smallest normal f32. With this scale, the reciprocal does not overflow for any number of ranks.
     pub(crate) fn largest_scale(divisor: f64) -> f64 {
         1.0 / (f64::from(f32::MIN_POSITIVE) * divisor)
     }
@@ -141,7 +141,7 @@ impl ScalerState {
     }
 }
 
-/// Refuses a scale that f32 cannot represent exactly, or by which f32 gradients cannot be divided.
+/// Returns an error for a scale that f32 cannot represent exactly, or by which f32 gradients cannot be divided.
 fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     let allowed = f64::from(f32::MIN_POSITIVE)..=LossScaler::largest_scale(divisor);
     refuse! {
@@ -153,19 +153,20 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     Ok(())
 }
 
-/// Limits the norm of the averaged gradients that are stepped. The limit is finite and above 0. Gradients that [are
-/// not summed over ranks](crate::LayoutBuilder::local) are neither clipped nor part of a norm.
+/// Limits the norm of the averaged gradients that are stepped. The limit is finite and above 0. Gradients of
+/// [local](crate::LayoutBuilder::local) parameters, which are not summed over ranks, are not clipped. Norms do not
+/// include them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
     /// Clips by the exact norm of all gradients, except those of groups with a [group
-    /// clip](crate::StepperBuilder::group_clip). Eager refuses this clipping.
+    /// clip](crate::StepperBuilder::group_clip). [`Eager`](crate::Mode::Eager) mode refuses this clipping.
     Global(f64),
-    /// Clips by the norm of the previous pass. Every mode knows this norm, even Eager. Clipping by this norm is not
-    /// exact. If gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next
-    /// pass uses the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped
-    /// or abandoned passes, are ignored. With this clip, every mode steps the parameters to the same bits. A run that
-    /// resumes from saved state also loads the norm
-    /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
+    /// Clips by the norm of the previous pass. Every mode supports this clipping, even [`Eager`](crate::Mode::Eager),
+    /// because the norm is available when the pass begins. Clipping by this norm is not exact. If gradients grow
+    /// suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
+    /// norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped or abandoned passes,
+    /// are ignored. With this clip, every mode steps the parameters to the same bits. A run that resumes from saved
+    /// state must also load the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};
@@ -184,13 +185,13 @@ pub enum Clip {
     Previous(f64),
     /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` does on the averaged gradients
     /// of the bucket's stepped parameters. **This is inexact, and the result depends on how the layout is divided into
-    /// buckets.** Another [cap](crate::StepperBuilder::bucket_cap_bytes), or
-    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently. This clipping also changes the gradient's
-    /// direction. The same buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its
-    /// own bucket, by the rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and
-    /// [`Status::clip`](crate::Status::clip) is 1, because each bucket has its own values.
-    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a [dynamic loss scale](crate::LossScale::Dynamic)
-    /// are refused with this clipping.
+    /// buckets.** Training therefore changes with another [cap](crate::StepperBuilder::bucket_cap_bytes), and after
+    /// buckets are [rebuilt](crate::Stepper::rebuild_buckets). This clipping also changes the gradient's direction.
+    /// With the same buckets, all modes compute the same bits, and [`Eager`](crate::Mode::Eager) mode supports this
+    /// clipping too. A NaN or an infinity affects only its own bucket, by the rules of IEEE 754.
+    /// [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip) is 1, because each
+    /// bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a [dynamic loss
+    /// scale](crate::LossScale::Dynamic) are refused with this clipping.
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// A learning rate for each step, counted from 0.
+/// Computes the learning rate of each step. Steps are counted from 0.
 ///
 /// ```
 /// use instep::LrSchedule;
@@ -52,7 +52,7 @@ impl LrSchedule {
         Shape::Constant { lr }.into()
     }
 
-    /// Returns a schedule that starts at `lr` and multiplies it by `gamma` every `step_size` steps.
+    /// Returns a schedule that starts at `lr`, and multiplies the learning rate by `gamma` every `step_size` steps.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.StepLR`: `lr * gamma^(step / step_size)`.
@@ -60,8 +60,8 @@ impl LrSchedule {
         Shape::Step { lr, step_size, gamma }.into()
     }
 
-    /// Returns a schedule that falls from `lr` to `lowest` along half a cosine in `period` steps, and rises again in
-    /// the next `period` steps.
+    /// Returns a schedule in which the learning rate falls from `lr` to `lowest` along half a cosine in `period` steps,
+    /// and rises again in the next `period` steps.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.CosineAnnealingLR` with `period` as `T_max` (Loshchilov and Hutter, SGDR, ICLR 2017).
@@ -75,9 +75,9 @@ impl LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }
 
-    /// Adds a linear warm-up of `steps` steps before this schedule. The learning rate rises from `start_factor` times
-    /// the schedule's first learning rate to that learning rate. The schedule's own step 0 is then step number `steps`.
-    /// A second call replaces the first.
+    /// Adds a linear warm-up of `steps` steps before this schedule. Let `lr` be this schedule's learning rate at its
+    /// step 0. The learning rate rises linearly from `start_factor` times `lr` to `lr`. The schedule's own step 0
+    /// becomes step number `steps`. A second call of this method replaces the warm-up.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this schedule, with `steps` as the milestone.
@@ -150,7 +150,7 @@ impl Shape {
     }
 }
 
-/// Returns a power, computed by repeated squaring, so that every machine gets the same bits.
+/// Returns a power. It is computed by repeated squaring, so that every machine gets the same bits.
 fn power(base: f64, mut exponent: u64) -> f64 {
     let (mut result, mut square) = (1.0, base);
     while exponent > 0 {

@@ -1,7 +1,8 @@
-//! One table for each optimizer, with its hyperparameters, defaults, ranges, states and source. The order is that of
-//! the kernels' table.
+//! One table for each optimizer, with its hyperparameters, defaults, ranges, states and source. The tables have the
+//! order of `kernels/optimizers.def`.
 //!
-//! A relation is a check of several hyperparameters. This file has no formula, and never calls libm.
+//! The entry `relations` of a table checks several hyperparameters together. This file has no formula, and never calls
+//! libm.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};
@@ -19,7 +20,7 @@ optimizer! {
         pub lr: f64 = 1e-3 => lr: NonNegative;
         /// Momentum factor; 0 disables momentum.
         pub momentum: f64 = 0.0 => momentum: NonNegative;
-        /// The buffer adds `(1 - dampening) * gradient`.
+        /// The update adds `(1 - dampening) * gradient` to `momentum_buffer`.
         pub dampening: f64 = 0.0 => dampening: Finite;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
@@ -110,7 +111,7 @@ optimizer! {
         pub lr_decay: f64 = 0.0 => lr_decay: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// First value of the sum.
+        /// Value that is added to the sum in the first update.
         pub initial_accumulator_value: f64 = 0.0 => initial_accumulator_value: NonNegative;
         /// Added to the root of the sum.
         pub eps: f64 = 1e-10 => eps: NonNegative;
@@ -125,20 +126,20 @@ optimizer! {
 // Defaults are those of `torch.optim.RMSprop`. The order of the states is the kernel's: `grad_avg` follows the
 // momentum buffer, if there is one.
 optimizer! {
-    /// RMSprop: divides by the root of an average of squared gradients, optionally with momentum.
+    /// RMSprop: divides the gradient by the root of an average of squared gradients, optionally with momentum.
     ///
     /// States: `square_avg`, then `momentum_buffer` if `momentum` is not zero, then `grad_avg` if `centered`.
     ///
-    /// As in PyTorch, eps is outside the root and the variance is not clamped. If gradients hardly vary, rounding can
-    /// make the variance negative and the parameter NaN. With bf16 or 8-bit states this would be common, so such states
-    /// are refused with `centered`.
+    /// As in PyTorch, eps is outside the root, and the variance that `centered` uses is not clamped. If gradients
+    /// hardly vary, rounding can make this variance negative, and the parameter becomes NaN. This would be common with
+    /// bf16 or 8-bit states, so `centered` refuses such states.
     pub struct RmsProp: "RMSprop" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
         /// Decay rate of the averages, in \[0, 1\]. PyTorch also takes values above 1, which make the average of
         /// squares negative.
         pub alpha: f64 = 0.99 => alpha: UpToOne;
-        /// Added to the root.
+        /// Added to the root by which the gradient is divided.
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
@@ -165,12 +166,12 @@ optimizer! {
 
 // Defaults are those of `torch.optim.Adadelta`. With `lr` = 1 this is the paper's method.
 optimizer! {
-    /// Adadelta: multiplies the gradient by the ratio of the root mean square of past changes to that of past
-    /// gradients.
+    /// Adadelta: multiplies the gradient by a ratio of two root mean squares. The numerator is that of past changes,
+    /// and the denominator is that of past gradients.
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {
-        /// Factor of the update; the paper has none.
+        /// Factor of the update; the paper has no such factor.
         pub lr: f64 = 1.0 => lr: NonNegative;
         /// Decay rate of both averages.
         pub rho: f64 = 0.9 => rho: UpToOne;
@@ -225,7 +226,7 @@ optimizer! {
     pub struct Rprop: "Rprop" {
         /// Initial step size of each element; it has no effect after a parameter's first update.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// Factors of the step size if the gradient's sign changes, and if it does not.
+        /// Factors of the step size: the first if the gradient's sign changes, the second if it stays the same.
         pub etas: (f64, f64) = (0.5, 1.2) => eta_minus: InsideOne, eta_plus: AboveOne;
         /// Smallest and largest step size.
         pub step_sizes: (f64, f64) = (1e-6, 50.0) => step_size_min: NonNegative, step_size_max: NonNegative;
@@ -251,14 +252,15 @@ optimizer! {
 // `torch.optim` has no Lion, so defaults are the paper's. Every element changes by the full learning rate, so the
 // default learning rate is a tenth of AdamW's.
 optimizer! {
-    /// Lion: every element changes by the learning rate, with the sign of a momentum. Its states take half as much
-    /// memory as those of Adam.
+    /// Lion: each update changes every element by the learning rate. The sign of a momentum determines the direction of
+    /// the change. The state of Lion takes half as much memory as the states of Adam.
     ///
     /// State: `exp_avg`.
     pub struct Lion: "Lion" {
         /// Learning rate.
         pub lr: f64 = 1e-4 => lr: NonNegative;
-        /// Decay rates of the average that gives the sign, and of the stored average.
+        /// Decay rates of two averages: the first average determines the sign of the change, and the second average is
+        /// stored.
         pub betas: (f64, f64) = (0.9, 0.99) => beta1: BelowOne, beta2: BelowOne;
         /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
@@ -285,7 +287,7 @@ optimizer! {
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
         /// Added to the root of the corrected second moment.
         pub eps: f64 = 1e-8 => eps: NonNegative;
-        /// L2 penalty, added to the gradient, unless `decoupled_weight_decay`.
+        /// L2 penalty, added to the gradient, unless `decoupled_weight_decay` is set.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Decay of the momentum schedule; the momentum rises from `betas.0 / 2` to `betas.0`.
         pub momentum_decay: f64 = 4e-3 => momentum_decay: NonNegativeF64;
@@ -320,7 +322,7 @@ optimizer! {
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
         /// Added to the root of the second moment, before its correction.
         pub eps: f64 = 1e-8 => eps: NonNegative;
-        /// L2 penalty, added to the gradient, unless `decoupled_weight_decay`.
+        /// L2 penalty, added to the gradient, unless `decoupled_weight_decay` is set.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Makes weight decay decoupled: it is multiplied by the learning rate and subtracted from the parameter.
         pub decoupled_weight_decay: bool = false => decoupled: Flag;
@@ -340,12 +342,12 @@ optimizer! {
 
 // `torch.optim` has no LAMB, so defaults are the paper's, with the moments of Adam.
 optimizer! {
-    /// LAMB: AdamW's update, scaled by the ratio of the parameter's norm to the update's norm.
+    /// LAMB: AdamW's update, multiplied by the trust ratio, which is the parameter's norm divided by the update's norm.
     ///
-    /// The ratio is 1 if one of the norms is 0, infinite or NaN. Each bucket takes two launches, which move 40 bytes
-    /// per element in f32. The norms are exact sums, so buckets do not change the bits. As in the paper, parameters
-    /// without weight decay are scaled too. Some implementations do not scale these parameters, and clip gradients
-    /// inside LAMB. To clip in instep, set [`Clip::Global`](crate::Clip::Global).
+    /// The trust ratio is 1 if one of the norms is 0, infinite or NaN. Each bucket takes two launches, which move 40
+    /// bytes per element in f32. The norms are exact sums, so the division into buckets does not change any bits. As in
+    /// the paper, parameters without weight decay are scaled too. Some other implementations do not scale these
+    /// parameters, and they clip gradients inside LAMB. To clip in instep, set [`Clip::Global`](crate::Clip::Global).
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct Lamb: "LAMB" {

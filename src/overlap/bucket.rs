@@ -1,8 +1,9 @@
-//! One bucket's gradients. A communication hook sees them before or after they are summed over ranks.
+//! One bucket's gradients, in the forms in which communication hooks get them: before or after the sum over ranks.
 //!
-//! A hook sees one flat array of f32 without the tail counts, and the range of each parameter. After a sum has failed,
-//! all later sums of that hook fail, because ranks are then at different calls. On the host, a hook after the sum gets
-//! a slice. On a GPU it gets an address and a stream, and enqueues its work on the stream.
+//! A hook gets one flat array of f32 without the bucket's tail block, and the range of each parameter in this array.
+//! After one of a hook's sums has failed, all its later sums fail too, because the ranks are then at different calls.
+//! On the host, a hook that runs after the sum gets a slice. On a GPU, such a hook gets an address and a stream, and
+//! enqueues its work on the stream.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::layout::{Bucket, Plan};
 
-/// One bucket's gradients, as a communication hook sees and changes them.
+/// One bucket's gradients before the sum over ranks. A [`Hooked`](super::Hooked) communicator passes them to its hook,
+/// and the hook may change them.
 pub struct GradBucket<'a> {
     pub(super) comm: &'a dyn Collective,
     pub(super) key: CallKey,
@@ -22,24 +24,25 @@ pub struct GradBucket<'a> {
     pub(super) plan: &'a Plan,
     pub(super) bucket: &'a Bucket,
     pub(super) values: &'a mut [f32],
-    /// The error of the first sum that failed. No step may then take these gradients.
+    /// The error of the first sum that failed. After such an error, no step may use these gradients.
     pub(super) failed: Option<Error>,
 }
 
 impl GradBucket<'_> {
-    /// Returns the index of the bucket, counted from the first one to be reduced.
+    /// Returns the index of the bucket. Buckets are reduced in the order of their indices, from 0.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Returns whether this is the last bucket of the plan, not counting local buckets, which a hook never sees. If all
-    /// parameters of that bucket are frozen, ranks do not reduce it, and `is_last` is true for no bucket of the pass.
+    /// Returns whether this is the last bucket of the plan. Local buckets do not count, because a hook never gets them.
+    /// If all parameters of the last bucket are frozen, ranks may omit this bucket. This method then returns true for
+    /// no bucket of the pass.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
 
-    /// Returns the number of the pass, counted from 1 by this stepper. A run that resumes from a checkpoint starts at 1
-    /// again, so a hook that needs the total must add the earlier passes.
+    /// Returns the number of this stepper's pass, counted from 1. After a run resumes from a checkpoint, the new
+    /// stepper counts from 1 again. A hook that needs the total number must therefore add the number of earlier passes.
     pub fn pass(&self) -> u64 {
         self.key.pass
     }
@@ -55,13 +58,14 @@ impl GradBucket<'_> {
     }
 
     /// Returns this rank's own gradients in one piece. They are summed over micro-batches, include the loss scale, and
-    /// are not divided. The stepper's padding between gradients is zeros. **Values that the hook leaves here count as
-    /// the SUM over ranks**: the step divides them by the number of ranks.
+    /// are not divided. In memory that the stepper allocated, the padding between gradients is zero. **Values that the
+    /// hook leaves here count as the SUM over ranks**: the step divides them by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same values for writing. Data written between gradients are lost.
+    /// Returns the same values for writing. In memory that the stepper allocated, data that a hook writes between
+    /// gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
@@ -96,8 +100,8 @@ impl GradBucket<'_> {
         self.values.iter_mut().for_each(|mean| *mean *= ranks);
     }
 
-    /// Returns each parameter's number in the order of [`Layout::ids`](crate::Layout::ids), and its range in
-    /// [`values`](Self::values).
+    /// Returns two values for each parameter: its index in [`Layout::ids`](crate::Layout::ids), and the range of its
+    /// gradient in [`values`](Self::values).
     pub fn gradients(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let first = self.bucket.start;
         self.plan.segments_of(self.bucket).iter().map(move |segment| {
@@ -106,8 +110,8 @@ impl GradBucket<'_> {
         })
     }
 
-    /// Replaces all gradients by their sums over ranks, as happens without a hook. A hook may make any number of such
-    /// calls, but every rank's hook must make the same calls in the same order.
+    /// Replaces all gradients by their sums over ranks. Without a hook, the stepper does the same. A hook may make any
+    /// number of such calls, but every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
@@ -119,8 +123,8 @@ impl GradBucket<'_> {
     /// gradients.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too. `Hook` if the bucket has
-    /// fewer elements.
+    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too. `Hook` if the range is not
+    /// inside the bucket's elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -129,7 +133,7 @@ impl GradBucket<'_> {
         sum(self.comm, self.key, self.deadline, part, &mut self.failed)
     }
 
-    /// Replaces the hook's own buffer by its sum over ranks. The buffer has the same length on every rank.
+    /// Replaces the hook's own buffer by its sum over ranks. The buffer must have the same length on every rank.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
@@ -164,7 +168,7 @@ impl fmt::Debug for GradBucket<'_> {
 }
 
 /// Writes zeros between the gradients of a part of a bucket. Values that a hook leaves there would add up from pass to
-/// pass. In the caller's memory, elements between gradients stay unchanged.
+/// pass. If the caller allocated the memory, nothing is written.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -191,12 +195,12 @@ pub(super) struct SumPlace<'a> {
 macro_rules! place {
     ($name:ident, $elements:literal) => {
         impl $name<'_> {
-            /// Returns the index of the bucket, counted from the first one to be reduced.
+            /// Returns the index of the bucket. Buckets are reduced in the order of their indices, from 0.
             pub fn index(&self) -> u32 {
                 self.place.index
             }
 
-            /// Returns the number of the pass, counted from 1 by this stepper.
+            /// Returns the number of this stepper's pass, counted from 1.
             pub fn pass(&self) -> u64 {
                 self.place.pass
             }
@@ -211,9 +215,9 @@ macro_rules! place {
                 self.place.world_size
             }
 
-            /// Returns three values for each parameter with elements here: its number in the order of
-            /// [`Layout::ids`](crate::Layout::ids), the index of its first element here, and the range of its elements
-            /// in
+            /// Returns three values for each parameter that has elements in this sum: its index in
+            /// [`Layout::ids`](crate::Layout::ids), the number of its elements that precede this part, and the range of
+            /// this part in
             #[doc = $elements]
             pub fn gradients(&self) -> impl Iterator<Item = (usize, u64, Range<usize>)> + '_ {
                 self.place.gradients()
@@ -229,7 +233,7 @@ macro_rules! place {
     };
 }
 
-/// One bucket's gradients, summed over ranks. Only the elements that this rank steps are here.
+/// One bucket's gradients, summed over ranks. A `BucketSum` contains only the elements that this rank steps.
 pub struct BucketSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) values: &'a mut [f32],
@@ -242,24 +246,25 @@ impl BucketSum<'_> {
         self.values.len()
     }
 
-    /// Returns the sums in one piece. They include the loss scale and are not divided. The stepper's padding is zeros.
-    /// The slice is empty if this rank steps nothing of the bucket.
+    /// Returns the sums in one piece. They include the loss scale and are not divided. In memory that the stepper
+    /// allocated, the padding between gradients is zero. The slice is empty if this rank steps nothing of the bucket.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same values for writing. Data written between parameters are lost.
+    /// Returns the same values for writing. In memory that the stepper allocated, data that a hook writes between
+    /// gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 }
 
-/// One bucket's summed gradients on a GPU, as in a [`BucketSum`]. The values are complete when the stream reaches the
-/// hook's work.
+/// One bucket's gradients on a GPU, summed over ranks. Like a [`BucketSum`], it contains only the elements that this
+/// rank steps. The values are complete when the stream reaches the work that the hook enqueues.
 ///
 /// # Ordering
 /// Work that the hook enqueues on [`stream`](Self::stream) runs after the sum, and before norms, decisions and steps.
-/// The stepper's padding between parameters is zeros, and the hook must not change it.
+/// In memory that the stepper allocated, the padding between gradients is zero, and the hook must not change it.
 pub struct EnqueuedSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) at: DevicePtr,
@@ -278,7 +283,7 @@ impl EnqueuedSum<'_> {
     /// Returns the address of an f32 element. The sum includes the loss scale and is not divided.
     ///
     /// # Panics
-    /// If there are fewer elements.
+    /// Panics if `element` is larger than [`len`](Self::len).
     pub fn ptr(&self, element: usize) -> DevicePtr {
         assert!(element <= self.len, "element {element} of {}", self.len);
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)

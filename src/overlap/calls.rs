@@ -1,7 +1,8 @@
-//! Replaces some collectives of a communicator by the user's own, for example its reduce-scatter or its all-gather.
+//! Replaces some kinds of collectives, for example reduce-scatter or all-gather, by functions of the user.
 //!
-//! The further communicators that a stepper makes have the same replacements. The functions are therefore called on
-//! every stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! A stepper may duplicate the communicator or make groups of it. These further communicators use the same functions,
+//! so the functions are called on every stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter`
+//! and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +13,13 @@ use crate::op::CollectiveKind;
 
 type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
-/// A communicator that makes some kinds of calls with the user's functions, and all others with `comm`.
+/// A communicator that makes some kinds of calls with functions of the user. It passes all other calls to the inner
+/// communicator `comm`.
 ///
-/// The user's function gets the call, and the inner communicator of the call's group. On the host it fills
-/// [`Call::target`] from [`Call::source`]. On a GPU it enqueues work on [`Call::stream`]. Every rank of a group must
-/// end with the same bits. Steppers may use every kind of call that has a function, even if `comm` does not
-/// [know](Collective::knows) that kind.
+/// The user's function gets the call, and the inner communicator of the call's group. On the host, the function fills
+/// [`Call::target`] from [`Call::source`]. On a GPU, it enqueues work on [`Call::stream`]. If several ranks receive the
+/// same value, they must receive the same bits. Steppers may use every kind of call for which a function is set, even
+/// if `comm` does not support this [kind](Collective::knows).
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -52,28 +54,27 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// ```
 ///
 /// # Ordering
-/// A function runs on the thread that calls [`Collective::enqueue`]. Calls of different streams may run at the same
-/// time.
+/// A function runs on the thread that calls [`Collective::enqueue`]. It may run for several streams at the same time.
 ///
 /// # Errors
-/// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error.
-/// [`Error::Hook`] holds the function's message.
+/// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error. A function
+/// can return its own message as [`Error::Hook`].
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_custom_reduce_scatter` and `set_custom_all_gather`.
 pub struct CustomCalls {
     comm: Arc<dyn Collective>,
-    /// The function of each kind of call.
+    /// The function for each kind of call, or `None` if `comm` makes calls of this kind.
     ways: [Option<Arc<Way>>; CollectiveKind::ALL.len()],
 }
 
 impl CustomCalls {
-    /// Builds a communicator that makes all calls as `comm` does.
+    /// Builds a communicator that passes all calls to `comm`, until [`with`](Self::with) sets functions.
     pub fn new(comm: impl Collective + 'static) -> CustomCalls {
         CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
     }
 
-    /// Lets `way` make all calls of this kind.
+    /// Sets the function `way`, which then makes all calls of this kind.
     pub fn with<W>(mut self, kind: CollectiveKind, way: W) -> CustomCalls
     where
         W: Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync + 'static,

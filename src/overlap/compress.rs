@@ -1,8 +1,9 @@
 //! Sends gradients as bf16 or f16: casts them, sums them with the inner communicator, and casts them back.
 //!
-//! Every element is cast separately, so bucket cap, mode and instruction set change no bit. All ranks receive the same
-//! bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
-//! Casts call the kernels, which set the floating-point environment. A thread may have inherited flush-to-zero.
+//! Every element is cast separately, so the bits do not depend on bucket cap, mode or instruction set. All ranks
+//! receive the same bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of
+//! ranks is limited. The casts are kernels, because kernels set the floating-point environment. The calling thread may
+//! have inherited flush-to-zero.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -24,15 +25,15 @@ const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 /// The largest power of two that is finite in f16. The number of ranks times the pre-scale must not be larger.
 const LARGEST_COUNT: f32 = 32_768.0;
 
-/// A communicator that sends gradients as bf16 or f16, which halves the bytes that `C` sends. Parameters are still
-/// broadcast unchanged. `Compressed` works only on the host so far.
+/// A communicator that sends gradients as bf16 or f16, so the inner communicator `C` sends half as many bytes.
+/// Parameters are still broadcast unchanged. `Compressed` works only on the host so far.
 ///
 /// # Error
 /// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
 /// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error of the
 /// sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest
-/// subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The mean's error is an n-th of that. If a
-/// communicator rounds at every hop, as a ring does, the relative error is up to n u.
+/// subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The error of the mean is this error
+/// divided by n. If a communicator rounds at every hop, as a ring does, the relative error is up to n u.
 ///
 /// A gradient of 65520/s or more becomes infinite as f16, and then its sum is infinite too.
 /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.
@@ -64,7 +65,7 @@ pub struct Compressed<C> {
     dtype: DType,
     pre_scale: f32,
     kernels: Kernels,
-    /// Room for the largest bucket. It stays allocated, so that later passes allocate nothing.
+    /// A buffer for the largest bucket. It stays allocated, so that later passes allocate nothing.
     scratch: Mutex<Vec<u16>>,
 }
 
@@ -72,8 +73,8 @@ impl<C: Collective> Compressed<C> {
     /// Sends gradients as bf16, which has the range of f32 and 8 bits of precision.
     ///
     /// # Errors
-    /// `Unsupported` if `comm` cannot sum bf16. Another `Compressed` and a [`Hooked`](super::Hooked) cannot. `Config`,
-    /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
+    /// `Unsupported` if `comm` cannot sum bf16. For example, another `Compressed` or a [`Hooked`](super::Hooked) cannot
+    /// sum bf16. `Config`, `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
     pub fn bf16(comm: C) -> Result<Compressed<C>> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
@@ -95,8 +96,8 @@ impl<C: Collective> Compressed<C> {
     /// factor keeps small gradients from becoming zero.
     ///
     /// # Errors
-    /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts
-    /// stay exact. Always `Config` for bf16, which has the range of f32.
+    /// `Config` unless the factor is a power of two from 2^-24 to 32768 / world_size. With such a factor, the counts in
+    /// tail blocks stay exact. Always `Config` for bf16, because bf16 has the range of f32 and needs no factor.
     pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
         let refuse = |wrong, remedy| Err(Error::config("pre_scale", pre_scale, wrong, remedy));
         if self.dtype == DType::BF16 {
@@ -124,13 +125,14 @@ impl<C: Collective> Compressed<C> {
         Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
     }
 
-    /// Returns the largest n such that a count represents every number of ranks up to n exactly.
+    /// Returns the largest number of ranks up to which the type can count exactly.
     fn most_counted_ranks(&self) -> u32 {
         if self.dtype == DType::BF16 { 256 } else { 2048 }
     }
 }
 
-/// Returns a slice of this many elements that starts at a cache line. Allocates memory if necessary.
+/// Returns a slice of `scratch` with this many elements. The slice starts at a cache line. If `scratch` is too short,
+/// it is extended.
 fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
     let elements = elements as usize;
     let padded = elements + LINE_BYTES / size_of::<u16>();
@@ -169,8 +171,8 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     /// # Errors
-    /// `Config` if the buckets count ranks and there are more ranks than the format can count exactly. Other errors as
-    /// for `C`.
+    /// `Config` if buckets have tail blocks, and there are more ranks than the type can count exactly. Otherwise the
+    /// errors of `C`.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
         if counts && self.world_size() > self.most_counted_ranks() {

@@ -1,7 +1,7 @@
-//! A closure that replaces a bucket's all-reduce, for noise, clipping of local gradients, low-rank compression or
-//! gossip.
+//! A hook that replaces a bucket's all-reduce. Possible uses are noise, clipping of local gradients, low-rank
+//! compression and gossip.
 //!
-//! The hook sees only gradients. The padding between gradients is cleared after the hook, because values in the padding
+//! The hook gets only gradients. The padding between gradients is cleared after the hook, because values in the padding
 //! would add up from pass to pass. The counts in the bucket's tail are summed without the hook. A failed sum is always
 //! reported, even if the hook ignores the error.
 
@@ -17,15 +17,15 @@ use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
-/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step takes the
-/// hook's result as the SUM over ranks and divides it by the number of ranks. If a hook leaves means, it must call
+/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step uses the
+/// hook's result as the SUM over ranks, and divides it by the number of ranks. If a hook computes means, it must call
 /// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters diverge.
 /// `Hooked` works only on the host so far.
 ///
-/// One wrapper has one hook. The inner communicator makes the hook's sums, so `Hooked` around
-/// [`Compressed`](super::Compressed) sends 16 bits per gradient. For a second hook, use a second wrapper. The outer
-/// wrapper's hook is called first. The inner hook accepts only complete buckets, so the outer hook must sum with
-/// [`all_reduce`](GradBucket::all_reduce) and with no other call.
+/// The inner communicator makes the hook's sums, so `Hooked` around [`Compressed`](super::Compressed) sends 16 bits per
+/// gradient. For a second hook, wrap the first `Hooked` in a second one. The outer wrapper's hook is called first. The
+/// inner wrapper accepts only complete buckets, so the outer hook must sum with [`all_reduce`](GradBucket::all_reduce)
+/// and with no other call.
 ///
 /// ```
 /// use instep::overlap::{GradBucket, Hooked};
@@ -54,11 +54,11 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 /// norm and step come after its hook.
 ///
 /// # Errors
-/// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
-/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator, such as [`Solo`](crate::Solo),
-/// does not sum the counts. Ranks would otherwise skip different parameters. If the hook returns an error or panics,
-/// the stepper is poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A
-/// sum that has failed poisons the stepper even if the hook returns `Ok`.
+/// `Unsupported` if the stepper counts ranks, but the inner communicator does not sum the counts. Ranks would then skip
+/// different parameters. A stepper counts ranks with [`Unused::Skip`](crate::Unused) or
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs). If the hook returns an error or panics, the stepper is
+/// poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A sum that has
+/// failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -69,9 +69,9 @@ pub struct Hooked<C, H> {
 
 struct State<H> {
     hook: H,
-    /// The offset and length of each gradient.
+    /// The plan with the offset and length of each gradient.
     plan: Option<Plan>,
-    /// A bucket's counts, and a 1 after them. The buffer is kept, so that later passes allocate nothing.
+    /// A bucket's counts, and a 1 after them. The buffer stays allocated, so that later passes allocate nothing.
     counted: Vec<f32>,
 }
 
@@ -82,7 +82,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C
     }
 }
 
-/// Sums counts over ranks. The sum of an additional 1 shows whether the communicator has summed anything.
+/// Sums counts over ranks. A further element of 1 is summed with them. If its sum is not the number of ranks, the
+/// communicator has not summed the counts, and an error is returned.
 fn sum_counts(
     comm: &dyn Collective,
     key: CallKey,

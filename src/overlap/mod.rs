@@ -1,8 +1,8 @@
-//! The counterpart of PyTorch's overlapped optimizers: optimizers by name, and hooks that run between a bucket's
-//! gradients and its fused step.
+//! The counterpart of PyTorch's overlapped optimizers: a registry of optimizers by name, and hooks. A hook runs after a
+//! bucket's gradients are complete, and before the bucket's fused step.
 //!
-//! A hook is a communicator that wraps another one. A stepper uses a hook like any other communicator, and the schedule
-//! does not change. This module never steps a parameter itself.
+//! To add a hook, wrap a communicator. A stepper uses the wrapper like any other communicator, and the schedule does
+//! not change. This module never steps a parameter itself.
 
 mod bucket;
 mod calls;

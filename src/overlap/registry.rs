@@ -1,15 +1,16 @@
 //! Finds optimizers by name or by type, for programs that read their optimizer from a configuration.
 //!
-//! A name maps to a constructor that takes hyperparameters under their names in `torch.optim`. This module must refuse
-//! a second entry for a name or a type. PyTorch's `register_overlapped` checks the wrong table, and replaces the first
-//! entry silently.
+//! A name maps to a constructor, which gets hyperparameters by name. This module must refuse a second entry for the
+//! same name or type. PyTorch's `register_overlapped` checks the wrong table for this, and silently replaces the first
+//! entry.
 
 use std::any::{TypeId, type_name};
 
 use crate::error::{Error, Result, one_of};
 use crate::optim::{ALL, Custom, Descriptor, Optimizer, StepParam};
 
-/// Hyperparameters by name, for a constructor. A name that the constructor does not read is refused.
+/// The hyperparameters that a constructor gets, by name. If there is a name that the constructor does not read,
+/// [`Resolved::build`] returns an error.
 #[derive(Debug)]
 pub struct Keywords<'a> {
     given: &'a [(&'a str, f64)],
@@ -35,7 +36,7 @@ impl Keywords<'_> {
         }
     }
 
-    /// Refuses names that the constructor did not read, and names given twice.
+    /// Returns an error if there is a name that the constructor did not read, or a name that was given twice.
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
@@ -213,8 +214,8 @@ impl<'a> Resolved<'a> {
     /// Builds the optimizer with these hyperparameters, and with defaults for all others.
     ///
     /// # Errors
-    /// `Unsupported` for a hyperparameter that the optimizer does not have, with a list of those that it has. `Config`
-    /// for a hyperparameter that is given twice or is out of range.
+    /// `Unsupported` for a hyperparameter that the optimizer does not have. The error lists the most similar names.
+    /// `Config` for a hyperparameter that is given twice or is out of range.
     pub fn build(self, hyperparameters: &[(&str, f64)]) -> Result<Box<dyn Optimizer>> {
         let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };
         let optimizer = (self.entry.construct)(&mut keywords)?;

@@ -1,9 +1,9 @@
-//! A closure that is called after each bucket's sum. It can read and change the elements that this rank steps, with any
-//! strategy.
+//! A hook that is called after each bucket's sum over ranks. With any strategy, the hook can read and change the
+//! elements that this rank steps.
 //!
-//! The closure runs inside the last collective of a bucket's sum. Norms, decisions and steps therefore run after the
-//! closure, and the schedule does not change. The closure must leave the same bits on every rank that steps the same
-//! elements. The idea is PyTorch's `FSDPModule.set_all_reduce_hook`.
+//! The hook runs inside the call of the last collective of a bucket's sum. Norms, decisions and steps therefore run
+//! after the hook, and the schedule does not change. The hook must leave the same bits on every rank that steps the
+//! same elements. The idea is PyTorch's `FSDPModule.set_all_reduce_hook`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,8 +28,8 @@ enum Hook {
 /// shard if there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size),
 /// the hook runs after the all-reduce among replicas. With [`Accumulation::Summed`](crate::Accumulation) and
 /// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, the hook runs for each
-/// micro-batch, before the micro-batch's sum is added to the others. Norms, clipping and the step take the values that
-/// the hook leaves, divided by the number of ranks. Gradients are f32.
+/// micro-batch, before the micro-batch's sum is added to the others. Norms, clipping and the step use the values that
+/// the hook leaves, and divide them by the number of ranks. Gradients are f32.
 ///
 /// The hook of [`Hooked`](super::Hooked) replaces the sum. This hook runs after the sum.
 ///
@@ -58,12 +58,12 @@ enum Hook {
 ///
 /// # Ordering
 /// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. The hook is not called
-/// for a bucket if all its parameters are frozen. There is an exception with `Strategy::Replicated`: the hook is always
-/// called for the bucket that carries the count of ranks.
+/// for a bucket if all parameters of the bucket are frozen. There is one exception. With `Strategy::Replicated`, the
+/// hook is always called for the bucket that contains the count of ranks with data.
 ///
 /// # Errors
-/// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error.
-/// [`Error::Hook`] holds the hook's message.
+/// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error. The hook can
+/// return its own message as [`Error::Hook`].
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_all_reduce_hook`.
@@ -71,7 +71,7 @@ pub struct SumHooked {
     comm: Arc<dyn Collective>,
     rank: u32,
     world_size: u32,
-    /// Whether `comm` has only some of the ranks.
+    /// Whether `comm` contains only some of the ranks.
     is_group: bool,
     is_on_gpu: bool,
     state: Arc<Mutex<State>>,
@@ -79,9 +79,9 @@ pub struct SumHooked {
 
 struct State {
     hook: Hook,
-    /// The offset and length of each gradient.
+    /// The plan with the offset and length of each gradient.
     plan: Option<Plan>,
-    /// The bucket of the next all-reduce among replicas.
+    /// The bucket of the last reduce-scatter, if its all-reduce among replicas is still to come.
     scattered: Option<u32>,
 }
 
@@ -96,8 +96,8 @@ impl SumHooked {
     }
 
     /// Builds a communicator that calls `hook` after each sum on a GPU. The hook runs on the trainer's thread, and
-    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. With such a
-    /// wrapper, NCCL no longer starts a bucket's calls together.
+    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. Without the
+    /// wrapper, NCCL starts a bucket's calls together. With the wrapper, NCCL starts them one after another.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};
@@ -162,8 +162,8 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// Returns true for the host's memory if the hook runs on the host, and otherwise for a GPU's memory. Always
-    /// returns false for memory that the inner communicator does not reach.
+    /// Returns true for one kind of memory: the host's if the hook runs on the host, and otherwise a GPU's. The inner
+    /// communicator must also reach this memory.
     fn reaches(&self, place: Place) -> bool {
         self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }

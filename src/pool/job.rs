@@ -37,7 +37,7 @@ pub(crate) struct Job {
     pub(super) work: Box<dyn Chunks>,
     /// The chunks that no thread has taken.
     pub(super) rest: Rest,
-    /// Number of helpers inside the job, which changes only under the pool's lock.
+    /// Number of helpers that are working on the job. It changes only under the pool's lock.
     pub(super) helpers: AtomicUsize,
     /// Nanoseconds that the last launch on one thread took. Each later split launch reduces this time by a 64th.
     pub(super) alone_ns: AtomicU64,

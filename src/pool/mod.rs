@@ -1,10 +1,10 @@
-//! The threads over which kernel launches are split, shared by all ranks of a process.
+//! The threads over which kernel launches are split. All ranks of a process share them.
 //!
 //! The launching thread works too, so a pool of one thread is only that thread. The launching thread waits only for
 //! helpers that are inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes
-//! longer than most launches. Helpers therefore stay awake for a while after a launch. A launch that finds no helper
-//! awake wakes helpers only if it is long or closely follows another launch. Jobs must never block, so that any number
-//! of ranks on any number of cores makes progress. No work-stealing crate is used, because a launch must not allocate.
+//! longer than most launches. Helpers therefore stay awake for a while after a launch. A launch wakes sleeping helpers
+//! only if it is long or closely follows another launch. Jobs must never block, so that any number of ranks makes
+//! progress on any number of cores. No work-stealing crate is used, because a launch must not allocate.
 
 mod job;
 mod team;
@@ -26,21 +26,22 @@ pub use team::Team;
 /// than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long. It would usually end before
-/// a helper begins.
+/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long or closely follows another
+/// launch. It would usually end before a woken helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// If a job's last launch on one thread took longer than this, the job's next launches wake helpers. Each of these
-/// launches shrinks the remembered time by a 64th, so the time of an interrupted launch is forgotten.
+/// launches shrinks the remembered time by a 64th, so an interrupted launch, which took unusually long, is forgotten
+/// after some launches.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// How long a launcher watches helpers that are inside a chunk. After this time, it sleeps until they leave.
+/// How long a launcher watches helpers that are inside a chunk. After this time, it sleeps until the helpers leave.
 const WATCH: Duration = Duration::from_micros(50);
 
-/// A handle to the threads. Clones share them, and dropping the last clone ends them.
+/// A handle to a pool of threads. Clones share the threads, and dropping the last clone ends the threads.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -134,8 +135,8 @@ impl Pool {
     }
 
     /// Builds a pool of `INSTEP_THREADS` threads, by default one per core but at most
-    /// [`MAX_THREADS`](Self::MAX_THREADS). After a launch they stay awake for `INSTEP_SPIN_US` microseconds, by default
-    /// 200.
+    /// [`MAX_THREADS`](Self::MAX_THREADS). After a launch, the threads stay awake for `INSTEP_SPIN_US` microseconds, by
+    /// default 200.
     ///
     /// # Errors
     /// `Config` if a variable is not a whole number, or the number of threads is not 1 to
@@ -148,8 +149,8 @@ impl Pool {
         Pool::with_threads(threads)
     }
 
-    /// Builds a pool of `threads` threads. After a launch they stay awake for `INSTEP_SPIN_US`
-    /// microseconds, by default 200.
+    /// Builds a pool of `threads` threads. After a launch, the threads stay awake for `INSTEP_SPIN_US` microseconds, by
+    /// default 200.
     ///
     /// # Errors
     /// `Config` if `INSTEP_SPIN_US` is not a whole number, or `threads` is not 1 to [`MAX_THREADS`](Self::MAX_THREADS).

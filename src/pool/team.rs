@@ -1,7 +1,7 @@
 //! Runs launches on the threads of a framework.
 //!
-//! A framework's threads spin for a while after the framework's work, on the cores that the pool's threads would need.
-//! A team only calls functions. Its threads take chunks in the same way as the pool's own threads.
+//! After the framework's work, its threads spin for a while on the cores that a pool's own threads would need. A team
+//! only calls functions on the framework's threads. These threads take chunks in the same way as a pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

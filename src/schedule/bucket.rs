@@ -1,8 +1,8 @@
-//! Writes the ops of a bucket once its gradients are complete on this rank: reduce, norm and step, as the mode
-//! requires.
+//! Appends the ops of a bucket once its gradients are complete on this rank: its reduce, norm and step, when the mode
+//! allows each of them.
 //!
-//! Other files of this module write the ops of shards, micro-batches, offload and unused parameters. The last access to
-//! a bucket gets a mark, because the next access waits only for this mark.
+//! Other files of this module append the ops of shards, micro-batches, offload and unused parameters. A mark follows
+//! the last op that accesses a bucket, and the next access waits only for this mark.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::layout::{Gradients, Master, Segment};
 use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
-    /// Reduces a bucket once its gradients are complete on this rank. Writes the norm and the step if the mode allows
-    /// them now. If `awaits` is true, the caller's sum may be incomplete.
+    /// Reduces a bucket when its gradients are complete on this rank. Appends the norm and the step if the mode allows
+    /// them now. If the caller sums and `awaits` is true, the caller's sum may still be incomplete.
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             if awaits {
@@ -77,7 +77,8 @@ impl Schedule {
 
     /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
     /// the caller's event or function. Otherwise the sum is complete after the trainer's work so far, and the stream
-    /// waits for this work. Returns the mark for which the step must wait, or `None` if the same stream also steps.
+    /// waits for this work. Returns the mark for which the step must wait, or `None` if the step runs on the same
+    /// stream.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -101,7 +102,8 @@ impl Schedule {
         if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
     }
 
-    /// Collects a bucket's gradients without a sum. Returns the mark for which the step must wait.
+    /// Makes the first stream that reads a bucket's gradients wait for them, without a sum over ranks. Returns the mark
+    /// for which the step must wait, or `None` if the step runs on the same stream.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
         self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
@@ -119,7 +121,8 @@ impl Schedule {
         collected
     }
 
-    /// Makes a stream wait for the trainer's gradients, and writes zeros for missing ones.
+    /// Makes a stream wait until the trainer has written the bucket's gradients. Gradients that were not handed over
+    /// are set to zero.
     pub(super) fn collect(&mut self, bucket: u32, stream: Stream) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -153,7 +156,8 @@ impl Schedule {
         }
     }
 
-    /// Returns whether the pass steps the bucket. The bucket must have elements, and not all of them may be frozen.
+    /// Returns whether the pass steps the bucket. The bucket must have elements, and at least one of its parameters
+    /// must not be frozen.
     pub(super) fn is_stepped(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         // A rank without data does not step its local parameters.
@@ -161,7 +165,7 @@ impl Schedule {
         described.len > 0 && !self.readiness.is_bucket_frozen(bucket) && !rests
     }
 
-    /// Steps a bucket, or neighbouring buckets that share a launch. One mark stands for all these steps.
+    /// Steps a bucket, or neighbouring buckets that share a launch. One mark follows all these steps.
     pub(super) fn step(&mut self, buckets: Range<u32>) {
         let (bucket, count) = (buckets.start, buckets.end - buckets.start);
         if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
@@ -193,8 +197,8 @@ impl Schedule {
         }
     }
 
-    /// Returns whether the pass omits the bucket: all its parameters are frozen, on every rank. The bucket that carries
-    /// the count of contributing ranks is always reduced.
+    /// Returns whether the pass omits the bucket, because all its parameters are frozen. The bucket that contains the
+    /// count of contributing ranks is never omitted.
     pub(super) fn is_left_out(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         let carries = described.contributors.is_some()
@@ -202,7 +206,7 @@ impl Schedule {
         self.readiness.is_bucket_frozen(bucket) && !carries
     }
 
-    /// Writes zeros for a parameter that was not handed over: to its gradient, and to its count in the tail block.
+    /// If a parameter was not handed over, sets its gradient and its count in the tail block to zero.
     fn contribute_nothing(&mut self, segment: &Segment, stream: Stream) {
         let param = segment.param as usize;
         if self.readiness.is_contributing(param) {
@@ -219,7 +223,7 @@ impl Schedule {
         }
     }
 
-    /// Writes all ops after the last reduce: norms if they are not done yet, the decision, and the steps.
+    /// Appends all ops that follow the last reduce: the norms in `Sequential` mode, the decision, and the steps.
     pub(super) fn step_all(&mut self) {
         let plan = Arc::clone(&self.plan);
         let buckets = 0..plan.buckets().len() as u32;
@@ -248,7 +252,8 @@ impl Schedule {
         }
     }
 
-    /// Writes the pass's decision, if there is one, after the trainer's last read of the loss scale.
+    /// Appends the op of the pass's decision, if the pass has one. This op waits for the trainer's last read of the
+    /// loss scale.
     pub(super) fn decide(&mut self) {
         if self.policy.decision == Decision::EachBucket {
             return;
@@ -310,8 +315,8 @@ impl Schedule {
         sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
-    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether
-    /// there was anything to broadcast.
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or in one call per parameter if they are not
+    /// contiguous. Returns whether there was anything to broadcast.
     fn broadcast_params(&mut self, bucket: u32) -> bool {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -339,9 +344,9 @@ impl Schedule {
         true
     }
 
-    /// Makes a collective between passes, on values that the trainer has written to the gradients' memory. The
-    /// trainer's next access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control) before this call and again after it. The next Begin then waits for the
+    /// Appends a collective between passes. It works on values that the trainer has written to the gradients' memory.
+    /// The trainer's next access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
+    /// [`touch_control`](Self::touch_control) before this call and again after it. The next `Begin` then waits for the
     /// trainer's accesses.
     pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);

@@ -1,8 +1,9 @@
-//! Writes the op list without redundant waits.
+//! Builds the list of ops without redundant waits.
 //!
 //! Each stream has a vector clock: `clocks[s][t]` is the last tick of stream t that is known to precede the next op of
-//! stream s. Schedule code passes the marks after which an op must run. The emitter writes a Wait only for a mark that
-//! no clock and no other mark implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
+//! stream s. The schedule passes the marks after which an op must run. The emitter omits the `Wait` for a mark if the
+//! clock or another of these marks implies it. (Fidge 1988, Mattern 1989.) No other code creates `Wait` or `Record`
+//! ops.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
@@ -28,18 +29,18 @@ impl Mark {
 #[derive(Debug, Default)]
 pub(super) struct Emitter {
     clocks: [[u64; STREAMS]; STREAMS],
-    /// The last mark of each stream, if nothing has been written after it.
+    /// The last mark of each stream, if no op follows it.
     ends: [Option<Mark>; STREAMS],
     ops: Vec<Op>,
 }
 
 impl Emitter {
-    /// Returns an empty list with room for `ops` ops between two drains.
+    /// Returns an emitter without ops. Its list has room for `ops` ops between two drains.
     pub(super) fn with_room(ops: usize) -> Self {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
 
-    /// Appends an op for which no other stream will wait.
+    /// Appends an op without a mark. No other stream will wait for just this op.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
         self.ends[stream.index()] = None;
         self.ops.push(Op { stream, action });
@@ -66,7 +67,7 @@ impl Emitter {
         self.record(stream)
     }
 
-    /// Makes `stream` wait for all `marks`. A `None` needs no wait.
+    /// Makes `stream` wait for all `marks`. For an element that is `None`, there is no wait.
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
@@ -84,7 +85,7 @@ impl Emitter {
         }
     }
 
-    /// Returns the position that the stream's next Record will mark.
+    /// Returns the position that the stream's next `Record` op will mark.
     pub(super) fn next_ticket(&self, stream: Stream) -> Ticket {
         Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
     }
@@ -94,7 +95,8 @@ impl Emitter {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
-    /// Returns the ops written since the last drain. Their buffer is kept, so a steady state allocates nothing.
+    /// Removes and returns the ops that were appended since the last drain. The list's buffer stays allocated, so later
+    /// passes allocate nothing.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.ops.drain(..)
     }

@@ -2,10 +2,10 @@
 //! integers in control memory (`Sum64`, `Max32`, `Min32`), such as those of the global norm. This file also has the
 //! all-gathers that the trainer asks for.
 //!
-//! Without shards, this file writes only the all-reduce of a bucket. The trainer unshards a bucket before it uses the
-//! bucket, and reshards it afterwards. Unshards and reshards run on the gather stream in the order of the trainer's
-//! calls, so only the buckets that the trainer has asked for are full. On the host, addresses stay the same, and the
-//! pages of other ranks' shards are freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+//! If a plan has no shards, this file appends only the all-reduce of each bucket. The trainer unshards a bucket before
+//! it uses the bucket, and reshards it afterwards. Unshards and reshards run on the gather stream in the order of the
+//! trainer's calls, so only the buckets that the trainer has asked for are full. On the host, a reshard frees the
+//! memory pages of the other ranks' shards, and the addresses stay the same. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::schedule::emitter::Mark;
 use crate::schedule::{LastAccess, Schedule, unused};
 
 impl Schedule {
-    /// Sums a bucket over ranks by an all-reduce. A sharded plan has a reduce-scatter instead, and an all-reduce of the
-    /// counts of ranks.
+    /// Sums a bucket over ranks by an all-reduce. In a sharded plan, the bucket instead has a reduce-scatter of the
+    /// gradients and an all-reduce of the tail block.
     pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -54,7 +54,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// All-reduces a bucket's counts of ranks.
+    /// All-reduces a bucket's tail block, which counts the ranks that have each gradient.
     fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
         for group in groups.iter().filter(|_| tail.bytes() > 0) {
             let kind = CollectiveKind::AllReduce;
@@ -62,7 +62,8 @@ impl Schedule {
         }
     }
 
-    /// Zeroes or releases the gradients that other ranks step. The step does this for the gradients of this rank.
+    /// Zeroes or releases the gradients that other ranks step. The step of this rank does the same for the gradients
+    /// that this rank steps.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -89,8 +90,8 @@ impl Schedule {
         self.all_gather(bucket)
     }
 
-    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. The stream's next op
-    /// writes these parameters again, with the same values.
+    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. This wait is needed
+    /// because the stream's next op writes these parameters again, with the same values.
     pub(super) fn after_readers(&mut self, stream: Stream, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let is_readable = plan.segments_of(&plan.buckets()[bucket as usize]).iter().any(|segment| {
@@ -102,8 +103,8 @@ impl Schedule {
         }
     }
 
-    /// Adds up the ranks' sums of squares and finds the largest magnitudes, for the clip sets of the pass or for one
-    /// bucket.
+    /// Adds up the sums of squares over ranks, and finds the largest magnitude over ranks. Does this for the given
+    /// bucket, or otherwise for each clip set of the pass.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
         let sets = if bucket.is_some() { 0 } else { self.plan.max_norms().len() as u32 };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
@@ -114,15 +115,15 @@ impl Schedule {
     }
 
     /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
-    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream. There the gather stream
-    /// also carries unshards, and one rank may launch a bucket before an unshard and another rank after it. The
-    /// collectives of that stream would then have another order on each rank.
+    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream, because the gather stream
+    /// also carries unshards. One rank may launch a bucket before an unshard, and another rank may launch it after the
+    /// unshard. The order of collectives on the gather stream would then differ between ranks.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
 
-    /// Runs a bucket's step up to the last norms of full parameters that the step needs. Each rank computes the norms
-    /// of its shards, and ranks add them up.
+    /// Appends the `Measure` ops of a bucket's step. In each of them, a rank computes norms of its shards. The ranks
+    /// then add up these norms, and the sums are the norms of full parameters.
     pub(super) fn measure(&mut self, bucket: u32) {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
@@ -131,7 +132,7 @@ impl Schedule {
         }
     }
 
-    /// After all steps, finds the first bucket with a non-finite gradient on any rank.
+    /// Finds the first bucket with a non-finite gradient on any rank. This op runs after all steps.
     pub(super) fn share_nonfinite(&mut self) {
         self.share(Stream::Gather, None, [(CollectiveKind::Min32, Span::NONFINITE)]);
     }
@@ -165,20 +166,22 @@ impl Schedule {
         (0..).zip(&self.accesses).filter_map(|(bucket, access)| access.is_unsharded.then_some(bucket))
     }
 
-    /// Returns whether the trainer may be reading an unsharded bucket, because it has waited for the all-gather.
+    /// Returns whether the bucket is unsharded and the trainer has waited for its all-gather. The trainer may then be
+    /// reading the bucket.
     pub(crate) fn may_be_read(&self, bucket: u32) -> bool {
         let gathered = self.gathered[bucket as usize].filter(|_| self.accesses[bucket as usize].is_unsharded);
         gathered.is_some_and(|gathered| self.emitter.is_after(Stream::Compute, gathered.ticket))
     }
 
-    /// Returns whether the bucket was handed over in the open pass. Ranks hand a bucket over at different times, so no
-    /// rank may unshard it again. A frozen bucket is never handed over, so backward may still unshard it.
+    /// Returns whether the bucket was handed over in the open pass. If it was, no rank may unshard it again, because
+    /// ranks hand a bucket over at different times. A frozen bucket is never handed over, so backward may still unshard
+    /// it.
     pub fn is_launched(&self, bucket: u32) -> bool {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
     /// All-gathers the shards of a bucket, after their last steps. All ranks make these calls in the same order.
-    /// Between passes they compare `agreement`. Does nothing if the bucket is full.
+    /// Between passes, the ranks compare `agreement` in the all-gather. Does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
             return;
@@ -230,7 +233,7 @@ impl Schedule {
         }
     }
 
-    /// Marks every bucket as resharded, after a failure, when no op runs any more.
+    /// Marks every bucket as resharded. The stepper calls this after a failure, when no op runs any more.
     pub(crate) fn forget_unsharded(&mut self) {
         self.accesses.iter_mut().for_each(|access| access.is_unsharded = false);
     }
@@ -246,8 +249,8 @@ impl Schedule {
         self.emitter.end(Stream::Gather)
     }
 
-    /// Returns the trainer's position, if the trainer has touched the bucket's parameters since the stream last waited
-    /// for the trainer. The stream counts as having waited for `marks` too.
+    /// Returns a mark of the trainer's position, or `None` if `stream` is already ordered after the trainer's last
+    /// access to the bucket's parameters. `stream` is about to wait for `marks`, so these marks count as waited for.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {

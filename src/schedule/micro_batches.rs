@@ -1,8 +1,9 @@
-//! Passes of several micro-batches. Gradients accumulate on each rank, or as sums over ranks.
+//! Passes of several micro-batches. Either each rank accumulates its own gradients, or the gradients of each
+//! micro-batch are summed over ranks.
 //!
-//! This file writes ops only if each micro-batch is summed. All these ops run on the reduce stream, so they need no
-//! wait. Only the trainer waits for them, before it writes the next gradients. Replicas all-reduce once per pass. (Zhao
-//! et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
+//! This file appends ops only if each micro-batch is summed. All these ops run on the reduce stream, so they need no
+//! waits between them. Only the trainer waits for them, before it writes the next gradients. The all-reduce among
+//! replicas runs only once per pass. (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl Schedule {
     /// launches the remaining buckets, with zeros for gradients that were not handed over.
     ///
     /// # Errors
-    /// `Order` if no pass is open or this was the last micro-batch.
+    /// `Order` if no pass is open, or if the current micro-batch is the last one.
     pub fn next_micro_batch(&mut self) -> Result<()> {
         self.require_next_micro_batch()?;
         if self.plan.sums_micro_batches() {

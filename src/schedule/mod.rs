@@ -10,7 +10,7 @@
 //! ```
 //!
 //! This module has no device, no clock and no unsafe code. The checker proves that the list of ops has no race. The
-//! schedule states an order, and only the emitter writes the Waits that this order needs.
+//! schedule states in which order ops must run, and only the emitter adds the `Wait` ops that this order needs.
 
 mod bucket;
 mod emitter;
@@ -48,14 +48,15 @@ pub enum Mode {
 /// Which decisions a pass makes from norms of gradients, before its steps or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
-    /// No decision, and no norm is computed.
+    /// There is no decision, and no norm is computed.
     #[default]
     None,
-    /// A decision for each bucket, by the bucket's own norm.
+    /// One decision for each bucket. It depends on the bucket's own norm.
     EachBucket,
     /// One decision for the pass. It depends on the norm of all gradients, or on whether they are finite.
     WholePass,
-    /// One decision for the pass, and the loss scale of the next pass, which the trainer reads.
+    /// One decision for the pass. It also computes the loss scale of the next pass, and the trainer reads this loss
+    /// scale.
     WholePassAndLossScale,
 }
 
@@ -65,17 +66,19 @@ pub struct Policy {
     /// When steps run.
     pub mode: Mode,
     decision: Decision,
-    /// Whether the trainer is a stream. A stream may access a tensor until the hand-over, long after the call that
-    /// returned the address.
+    /// Whether the trainer is a stream. A stream may access a tensor until the hand-over, which may be long after the
+    /// call that returned the tensor's address.
     pub trainer_is_a_stream: bool,
     /// Whether collectives must come in the order of the buckets.
     pub keeps_order: bool,
-    /// Whether the caller sums: there are no collectives, and no op may write a gradient before the step.
+    /// Whether the caller sums the gradients. If so, there are no collectives, and no op may write a gradient before
+    /// the step.
     pub sums_by_caller: bool,
 }
 
 impl Policy {
-    /// Returns the default options of a mode. Normed always has a decision, and buckets launch in index order.
+    /// Returns the default options of a mode. In `Normed` mode, a pass always has a decision. In every mode, buckets
+    /// launch in index order.
     pub fn new(mode: Mode, decision: Decision) -> Self {
         let decision = match (mode, decision) {
             (Mode::Normed, Decision::None) => Decision::WholePass,
@@ -108,7 +111,7 @@ pub struct Opening<'a> {
     pub broadcast: Broadcast<'a>,
     /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
-    /// Whether this rank has no data: it takes part in all collectives with zeros.
+    /// Whether this rank has no data. Such a rank takes part in all collectives with zeros.
     pub joined: bool,
     /// The number that must be equal on all ranks. Every collective of the pass carries it.
     pub agreement: u64,
@@ -123,8 +126,8 @@ impl Default for Opening<'_> {
 /// A position that precedes all ops.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
-/// The last accesses to one bucket. A `touched` ticket names the first Record op on the compute stream after the
-/// trainer's access.
+/// The last accesses to one bucket. A `touched` ticket is the position of the first `Record` op on the compute stream
+/// after the trainer's access.
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,
@@ -136,14 +139,15 @@ struct LastAccess {
     summed: Option<Mark>,
     /// The last step itself, even if an all-gather follows. The next reduce must wait for this step.
     consumed: Option<Mark>,
-    /// The last download, with offload. The next reduce must wait for it.
+    /// With offload, the last download. The next reduce must wait for this download.
     downloaded: Option<Mark>,
-    /// The last release of parameters on the device, with offload. The next upload must wait for it.
+    /// With offload, the last release of parameters on the device. The next upload must wait for this release.
     released: Option<Mark>,
     is_unsharded: bool,
 }
 
-/// The scheduler of one rank. Its methods append ops, and [`drain`](Schedule::drain) takes them.
+/// The scheduler of one rank. Its methods append ops to a list, and [`drain`](Schedule::drain) removes the ops from
+/// this list and returns them.
 #[derive(Debug)]
 pub struct Schedule {
     plan: Arc<Plan>,
@@ -153,35 +157,35 @@ pub struct Schedule {
     pass: u64,
     open: bool,
     abandoned: bool,
-    /// The options of the open pass, without the broadcast, which has already been written.
+    /// The options of the open pass. They do not include the broadcast, because its ops have already been appended.
     opening: Opening<'static>,
-    /// The number of micro-batches in the open pass after the current one.
+    /// The number of micro-batches that follow the current one in the open pass.
     micro_batches_left: u32,
-    /// The end of Begin. The trainer may change the settings afterwards. With tail blocks, reduces must wait for Begin,
-    /// because Begin resets the counts that reduces sum.
+    /// The end of the pass's `Begin`. After it, the trainer may change the settings. If there are tail blocks, reduces
+    /// must wait for `Begin`, because `Begin` resets the counts that reduces sum.
     begun: Option<Mark>,
-    /// The last reduce. With tails, the next Begin must wait for it.
+    /// The last reduce. If there are tail blocks, the next `Begin` must wait for this reduce.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
-    /// The last all-gather of each bucket, or with offload its last upload. The next step must wait for it. A launch of
-    /// several buckets waits for a slice of this list.
+    /// The last all-gather of each bucket, or with offload the last upload of each bucket. The bucket's next step must
+    /// wait for it. A launch of several buckets waits for a slice of this list.
     gathered: Vec<Option<Mark>>,
     /// The trainer's last access to all buckets together.
     all_touched: Ticket,
-    /// The trainer's last access to control memory, settings and counts. The next Begin must wait for it.
+    /// The trainer's last access to control memory, settings or counts. The next `Begin` must wait for this access.
     inputs_touched: Ticket,
     /// The last step of any bucket.
     last: Option<Mark>,
-    /// The last op on control memory, if the pass is closed: its Publish, or the last op of an abandoned pass.
+    /// If the pass is closed, the last op on control memory: the pass's `Publish`, or the last op of an abandoned pass.
     settled: Option<Mark>,
-    /// The last Decide, if the trainer may read the loss scale that it computes.
+    /// The last `Decide`, if the trainer may read the loss scale that this op computes.
     decided: Option<Mark>,
-    /// Ticket of the trainer's last read of the loss scale. The next Decide writes the loss scale, so it must wait for
-    /// this read.
+    /// Ticket of the trainer's last read of the loss scale. The next `Decide` writes the loss scale, so it must wait
+    /// for this read.
     loss_scale_touched: Ticket,
-    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. These are norms of parts of
-    /// parameters.
+    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. Each rank's norms are those
+    /// of its parts of parameters.
     shared_norms: Vec<Vec<Span>>,
     /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,
@@ -220,13 +224,14 @@ impl Schedule {
         }
     }
 
-    /// Sets which numbers in control memory are added up over ranks during each bucket's step: one span for each
-    /// `Measure` op. These numbers are norms of parts of parameters. Rules such as LAMB scale the update by them.
+    /// Sets which numbers in control memory are added up over ranks during each bucket's step. There is one span of
+    /// numbers for each `Measure` op. The numbers are each rank's norms of its parts of parameters. Rules such as LAMB
+    /// scale the update by the sums.
     pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
         self.shared_norms = spans;
     }
 
-    /// Returns the ops written since the last drain, in submission order.
+    /// Removes and returns the ops that were appended since the last drain, in submission order.
     pub fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.emitter.drain()
     }
@@ -313,7 +318,8 @@ impl Schedule {
     /// Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
     ///
     /// # Errors
-    /// `Order` if no pass is open, or if the parameter was handed over before. A refused call launches nothing.
+    /// `Order` if no pass is open, or if the parameter is frozen, was declared unused, or was handed over before. A
+    /// refused call launches nothing.
     pub fn hand_over(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.hand_over(&self.plan, param)?;
@@ -341,8 +347,9 @@ impl Schedule {
         }
     }
 
-    /// Hands over all uses of each parameter of a bucket, unless the parameter takes no part or was handed over before.
-    /// If `awaits` is true, the caller's sum may be incomplete, and the step waits for it.
+    /// Hands over all uses of each parameter of a bucket. Parameters that take no part in the pass, or that were handed
+    /// over before, are left as they are. If `awaits` is true, the caller's sum may be incomplete, and the step waits
+    /// for this sum.
     ///
     /// # Errors
     /// Errors as for [`hand_over`](Self::hand_over), for any of the parameters.
@@ -389,11 +396,11 @@ impl Schedule {
         self.readiness.set_frozen(&self.plan, param, frozen);
     }
 
-    /// Closes the pass. Launches the remaining buckets, with zeros for gradients that were not handed over, and then
-    /// the steps.
+    /// Closes the pass. Launches the remaining buckets, with zeros for gradients that were not handed over. Then
+    /// appends the steps that have not been appended yet.
     ///
     /// # Errors
-    /// `Order` if no pass is open, or micro-batches are still to come.
+    /// `Order` if no pass is open, or if further micro-batches follow the current one.
     pub fn finish(&mut self) -> Result<()> {
         self.require_last_micro_batch()?;
         while let Some(bucket) = self.readiness.take_next(true) {

@@ -1,6 +1,6 @@
 //! Copies between device and host if steps are offloaded: sums to the host, stepped parameters to the device.
 //!
-//! Without offload, this file writes no op. A copy waits only for the ops that touch the same bytes. A download waits
+//! Without offload, this file appends no op. A copy waits only for the ops that touch the same bytes. A download waits
 //! for the bucket's sum and last step, and an upload waits for the bucket's step. (Ren et al., USENIX ATC 2021,
 //! "ZeRO-Offload".)
 
@@ -12,8 +12,9 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// If steps are offloaded, copies two things to the host, after `reduced`: the counts of ranks, and the sums with
-    /// which this rank steps. Then zeroes or releases the device's gradients. Returns the mark of the copy.
+    /// If steps are offloaded, copies two parts of a bucket to the host: its tail block, and the sums that this rank
+    /// steps. The copies run after the mark `reduced`. Then zeroes or releases the device's gradients. Returns a mark
+    /// after these ops.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -76,8 +77,8 @@ impl Schedule {
         uploaded
     }
 
-    /// After the mark `received`, copies to the host the parameters that were broadcast. Returns the
-    /// mark for which the trainer waits.
+    /// After a broadcast has written parameters on the device, copies these parameters to the host's memory. The copies
+    /// run after the mark `received`. Returns the mark for which the trainer waits.
     pub(super) fn download_params(
         &mut self,
         broadcast: Broadcast<'_>,

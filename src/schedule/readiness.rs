@@ -1,4 +1,4 @@
-//! Tracks the hand-overs of the open pass, and says which bucket may launch next.
+//! Tracks the hand-overs of the open pass, and determines which bucket may launch next.
 //!
 //! Buckets launch in index order, because all ranks must make collectives in the same order. If there are no
 //! collectives to order, each bucket launches once it is complete. A parameter counts as handed over at the last of its
@@ -38,7 +38,7 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// Returns the state in which nothing is handed over.
+    /// Returns the state in which no parameter is handed over.
     pub(super) fn new(layout: &Layout, plan: &Plan, keeps_order: bool) -> Self {
         let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
         let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
@@ -84,8 +84,8 @@ impl Readiness {
     }
 
     /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets may launch in any order,
-    /// the bucket is not launched here. The caller may still be summing the bucket, and only a hand-over says that the
-    /// sum is complete.
+    /// this function does not make the bucket ready to launch. The caller may still be summing the bucket, and only a
+    /// hand-over of the bucket means that the sum is complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
         self.unused_count += 1;
@@ -210,8 +210,8 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// Returns a bucket to launch now, if there is one. The bucket is complete. If buckets launch in index order, it is
-    /// also the next one in that order. With `force`, the bucket may be incomplete.
+    /// Returns a complete bucket to launch now, if there is one. If buckets launch in index order, only the next bucket
+    /// in that order is returned. With `force`, the returned bucket may be incomplete.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;
@@ -227,7 +227,7 @@ impl Readiness {
         (force || self.keeps_order && *pending == 0).then_some(self.next_bucket)
     }
 
-    /// Returns the order of [`Schedule::arrival_order`](super::Schedule::arrival_order).
+    /// Returns the parameters in the order that [`Schedule::arrival_order`](super::Schedule::arrival_order) describes.
     pub(super) fn arrival_order(&self) -> Vec<u32> {
         let mut missing = vec![true; self.uses.len()];
         self.arrivals.iter().for_each(|param| missing[*param as usize] = false);

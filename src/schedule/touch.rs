@@ -2,8 +2,8 @@
 //! and which ops wait for the trainer.
 //!
 //! An access waits for exactly the op that last touched the same bytes. Every access must be announced before it
-//! happens. Ops wait only until the trainer has passed the announced position, so they are not ordered with accesses
-//! after this position.
+//! happens. Ops wait only until the trainer has passed the announced position. They are not ordered with accesses that
+//! come after this position, so each of these accesses needs a new announcement.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};
@@ -53,7 +53,7 @@ impl Schedule {
     }
 
     /// Announces that the trainer is about to set hyperparameters or actions, between passes. The steps of the last
-    /// pass may still run, because they read only values that Begin has derived.
+    /// pass may still run, because they read only values that `Begin` has computed.
     pub fn touch_settings(&mut self) {
         self.touch_inputs(self.begun);
     }
@@ -71,7 +71,7 @@ impl Schedule {
     }
 
     /// Announces that the trainer is about to write its own scaler's scale and flag, or to read the flag. The access
-    /// runs after the last decision, and before the next decision and the next Begin.
+    /// runs after the last decision, and before the next decision and the next `Begin`.
     pub fn touch_scaler(&mut self) {
         self.touch_inputs(self.decided);
         self.loss_scale_touched = self.inputs_touched;
@@ -82,8 +82,8 @@ impl Schedule {
         self.loss_scale_touched != NEVER
     }
 
-    /// Announces an access to memory that Begin reads or writes. The trainer waits for `mark`, and the next Begin waits
-    /// for the trainer.
+    /// Announces an access to memory that `Begin` reads or writes. The trainer waits for `mark`, and the next `Begin`
+    /// waits for the trainer.
     fn touch_inputs(&mut self, mark: Option<Mark>) {
         self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);

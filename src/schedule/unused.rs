@@ -1,8 +1,8 @@
-//! Parameters that the trainer declares unused on all ranks in the open pass. Steps and norms skip them.
+//! Parameters that the trainer declares unused on all ranks in the open pass.
 //!
-//! The op that skips them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no
-//! wait. Ranks compare the declared parameters in the collective that sums the bucket, or in the next pass if that
-//! collective has already started.
+//! The `Leave` op makes steps and norms skip such a parameter. It runs on the optim stream, after the pass's `Begin`
+//! and before the bucket's step, so it needs no wait. Ranks compare the declared parameters in the collective that sums
+//! the bucket. If that collective has already started, they compare them in the next pass.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
@@ -18,8 +18,8 @@ impl Schedule {
     /// Makes the open pass skip parameters that no rank used. Frozen parameters are already skipped.
     ///
     /// # Errors
-    /// `Order` if no pass is open, if this is not the pass's last micro-batch, or if in Eager one of `params` was
-    /// already handed over. A refused call has changed nothing.
+    /// `Order` if no pass is open, or if this is not the pass's last micro-batch. In `Eager` mode, also `Order` if one
+    /// of `params` was already handed over. A refused call has changed nothing.
     pub fn leave_unused(&mut self, params: &[usize]) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {

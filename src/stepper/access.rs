@@ -1,10 +1,10 @@
 //! Copies tensors to the host and back on every device, returns the status of passes, and makes a failed stepper
 //! readable.
 //!
-//! These calls are for initialising, saving and checking, and for small trainers. A large trainer uses slices on the
-//! host (`views.rs`) and addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The host
-//! device skips every op after the first failure, so its memory can be read afterwards. A GPU still runs steps that
-//! were queued after a failed all-reduce, so reads of its memory are refused.
+//! The calls are for initialising, saving and checking tensors, and for small trainers. A large trainer uses slices on
+//! the host (`views.rs`) and addresses on a GPU (`gpu.rs`) instead. A wrong length is refused before anything is
+//! touched. After a first failure, the host device skips all further ops, so its memory can still be read. A GPU still
+//! runs steps that were queued after a failed all-reduce, so its memory cannot be read after a failure.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -15,9 +15,10 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl<D: Device> Stepper<D> {
-    /// Copies a tensor to the host as f32, with any [precision](crate::Precision). Between passes it copies any
-    /// tensor. In a pass it copies a parameter, or a gradient that was written in that pass. Writing the values back
-    /// restores the same bits if the precision is the same. A lower precision rounds the values.
+    /// Copies a tensor to the host. The values are converted from the tensor's [precision](crate::Precision) to f32.
+    /// Between passes, `tensor` can be any tensor. In a pass, it can be a parameter, or a gradient that was written in
+    /// that pass. If you [write](Self::write) the values back, the tensor has the same bits as before. A stepper with a
+    /// lower precision rounds the values.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -42,12 +43,12 @@ impl<D: Device> Stepper<D> {
     /// pass) a gradient. For any other tensor, waits for all steps.
     ///
     /// # Errors
-    /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` if the stepper keeps no
-    /// such tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was
-    /// handed over in this micro-batch. `Order` for a gradient that was not written in the open pass or, with
-    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch. `Order` between passes for a gradient that
-    /// was [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
-    /// failure.
+    /// `Layout` if the parameter belongs to another layout, or if `into` has another length. `Unsupported` if the
+    /// stepper has no such tensor. `Order` inside a pass for a state, copy or moving average. `Order` for a parameter
+    /// or gradient that was handed over in this micro-batch. `Order` for a gradient that was not written in the open
+    /// pass or, with [`Accumulation::Summed`](crate::Accumulation), in this micro-batch. `Order` between passes for a
+    /// gradient that was [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor.
+    /// `Poisoned` after a failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, into.len())?;
@@ -55,19 +56,22 @@ impl<D: Device> Stepper<D> {
         self.read_values(id, memory, into)
     }
 
-    /// Replaces a tensor by values from the host. Write gradients inside a pass, and other tensors between passes.
+    /// Replaces a tensor's values by f32 values from the host. Write gradients inside a pass, and all other tensors
+    /// between passes.
     ///
     /// A write of a parameter also writes its [master weight](crate::Master). The first pass broadcasts all of rank 0's
-    /// parameters. After a later write of a parameter, the next pass broadcasts only the bucket that has this
-    /// parameter, from rank 0. All ranks must write the same parameters. If ranks write different parameters, or one
-    /// rank writes none, the next collective returns `Mismatch`. If the ranks are in one process, the error names the
-    /// parameter. States, averages and local parameters are never broadcast. Every rank must write the same states and
-    /// averages, and set the same step counts ([`set_step_count`](Self::set_step_count)). If only some ranks write a
-    /// state or an average, the next collective that [compares](Self::set_lr) returns `Mismatch`. The written values
-    /// are not compared.
+    /// parameters. If you write a parameter later, the next pass broadcasts rank 0's values of that parameter's bucket.
+    /// All ranks must write the same parameters. If a rank does not write a parameter that another rank writes, the
+    /// next collective returns `Mismatch`. If the ranks are in one process, the error names the parameter.
     ///
-    /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast, and each rank stores its shard of
-    /// the written values. Ranks then compare the written values, also those of writes before the first pass.
+    /// States, moving averages and local parameters are never broadcast. Every rank must write the same values to
+    /// states and averages, and set the same step counts ([`set_step_count`](Self::set_step_count)). If only some ranks
+    /// write a state or an average, the next collective that [compares calls](Self::set_lr) returns `Mismatch`. Ranks
+    /// do not compare the values that were written to states and averages.
+    ///
+    /// [Sharded](crate::Strategy) parameters and masters are not broadcast either: each rank stores its own shard of
+    /// the values that it wrote. Ranks then compare the values that they wrote, including values from before the first
+    /// pass.
     ///
     /// # Shapes
     /// `from` has as many elements as the parameter.
@@ -77,9 +81,10 @@ impl<D: Device> Stepper<D> {
     /// steps.
     ///
     /// # Errors
-    /// `Layout` if the parameter belongs to another layout or the length differs. `Unsupported` for a copy, or if the
-    /// stepper keeps no such tensor. `Order` for a gradient between passes, for any other tensor inside a pass, or for
-    /// a gradient that is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
+    /// `Layout` if the parameter belongs to another layout, or if `from` has another length. `Unsupported` for a copy,
+    /// or if the stepper has no such tensor. `Order` for a gradient between passes, and for any other tensor inside a
+    /// pass. `Order` for the gradient of a frozen parameter, and for a gradient that was handed over in this
+    /// micro-batch. `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, from.len())?;
@@ -90,9 +95,10 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Lets the closure `write` change each parameter. The closure is called once per parameter, in registration order,
-    /// with the parameter's name and its values as f32. If parameters are not sharded, the next pass broadcasts those
-    /// of rank 0. All ranks must write the same parameters, as with [`Stepper::write`](Self::write). If the master is
-    /// [sharded](crate::Strategy), the closure gets the rounded parameter instead of the master.
+    /// with the parameter's name and its values as f32. If parameters are not sharded, the next pass broadcasts rank
+    /// 0's parameters. All ranks must make this call, because ranks compare which parameters they [wrote](Self::write).
+    /// With [`Strategy::Zero`](crate::Strategy), a parameter's master weight is sharded, so the closure gets the
+    /// parameter's own rounded values instead of the master's.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) all ranks must make this call together,
@@ -100,9 +106,9 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), `Mismatch` or
-    /// `Deadline` if a rank does not take part. If parameters are sharded, or have masters that are sharded or
-    /// [offloaded](crate::StepperBuilder::offload), ranks compare the written values. The next collective returns
-    /// `Mismatch` if these values differ.
+    /// `Deadline` if a rank does not make the call. Ranks compare the written values if parameters are sharded, or if
+    /// masters are sharded or [offloaded](crate::StepperBuilder::offload). If the values differ, the next collective
+    /// returns `Mismatch`.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();
@@ -151,8 +157,8 @@ impl<D: Device> Stepper<D> {
     /// Returns the result of the last pass, such as its norm and whether it was skipped.
     ///
     /// # Ordering
-    /// Waits for all steps. If you make this call after every pass in Normed, steps no longer overlap with the next
-    /// forward.
+    /// Waits for all steps. If you make this call after every pass in `Normed` mode, steps no longer overlap with the
+    /// next forward.
     ///
     /// # Errors
     /// `Order` inside a pass. `Poisoned` after a failure.
@@ -162,8 +168,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns, without waiting, the status of the newest pass that is known to have ended. If the device lags the host
-    /// by two passes, the status is two passes old. Returns `None` before the first pass has ended. Abandoned passes
-    /// have no status, but are [counted](Status::abandoned).
+    /// by two passes, the status is two passes old. Returns `None` before the first pass has ended. An abandoned pass
+    /// has no status. [`Status::abandoned`] counts abandoned passes.
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
@@ -176,9 +182,9 @@ impl<D: Device> Stepper<D> {
     /// changes nothing.
     ///
     /// On the host, memory has the results of the ops that ran before the failure. Steps that had not run before the
-    /// failure are skipped, even if all collectives of their pass had completed. In Sequential and Normed, a pass with
-    /// a failed all-reduce has changed nothing. In Eager, the first buckets of that pass may have been stepped. [Step
-    /// counts](Self::step_count) show which ones.
+    /// failure are skipped, even if all collectives of their pass had completed. In `Sequential` and `Normed` mode, a
+    /// pass with a failed all-reduce has changed nothing. In `Eager` mode, the first buckets of that pass may have been
+    /// stepped. [Step counts](Self::step_count) show which buckets were stepped.
     ///
     /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments
     /// and before it updates the parameters. If the failure came during this wait, the bucket's moments are one update
@@ -186,11 +192,11 @@ impl<D: Device> Stepper<D> {
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read, because the other ranks' shards are
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
-    /// between the bucket's step and its all-gather. Only this rank's shard was stepped then.
+    /// between the bucket's step and its all-gather. In that case only this rank's shard has been stepped.
     ///
-    /// On a GPU, rescue is refused after a failure. A step on a GPU runs once its all-reduce has ended, even if the
+    /// On a GPU, this call is refused after a failure. A step on a GPU runs once its all-reduce has ended, even if the
     /// all-reduce has failed. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce,
-    /// so no parameter is reliable. Continue from a [checkpoint](crate::checkpoint).
+    /// so no parameter is reliable. Continue from an earlier [checkpoint](crate::checkpoint) instead.
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};
@@ -220,7 +226,8 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits until every op has ended or been skipped. Waits for other ranks until the deadline.
+    /// Waits until every op has ended or has been skipped. If an op waits for other ranks, it does so at most until the
+    /// deadline.
     ///
     /// # Errors
     /// `Order` inside a pass. `Unsupported` on a GPU after a failure.

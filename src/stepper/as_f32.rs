@@ -1,8 +1,8 @@
 //! Converts tensors of every storage format to f32 and back, when users read or write them.
 //!
 //! This module uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32
-//! checkpoint therefore resumes a run of any precision. Conversions round to nearest, never stochastically, because
-//! loading is not an update.
+//! checkpoint can therefore resume a run of any precision. A write rounds to nearest even if steps round
+//! stochastically, because it is not an update.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::op::{Access, Memory};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::Elements;
 
-/// A tensor's bytes, aligned for any element.
+/// A tensor's bytes, aligned for any element type.
 struct Bytes {
     words: Vec<u32>,
     len: usize,
@@ -45,8 +45,9 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Decodes the values of a range of a tensor. In an 8-bit state, the range must start where a block of codes
-    /// starts. `fetch` is called for each `Memory` that has a part of the values, and copies that part's bytes.
+    /// Decodes a range of a tensor's values to f32. In an 8-bit state, the range must start where a block of codes
+    /// starts. `fetch` is called once for each `Memory` that stores a part of the encoded values. It copies the bytes
+    /// of that part.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -117,14 +118,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a stored parameter, and not its master, to the host as f32. If the parameter is sharded, all ranks make
-    /// this call together.
+    /// Copies a parameter's own values, and not those of its master, to the host as f32. If the parameter is sharded,
+    /// all ranks make this call together.
     pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a stored parameter, and not its master, to the host as f32. Reads only this rank's memory. The rank must
-    /// have the full parameter, unless nothing was written yet.
+    /// Copies a parameter's own values, and not those of its master, to the host as f32. Reads only this rank's memory,
+    /// so this rank must have the full parameter.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
@@ -153,7 +154,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the `Memory` that holds a tensor's values. For a parameter with an f32 master, this is `Memory::Master`.
-    /// The second `Memory`, if any, holds remainders or the scales of 8-bit codes.
+    /// The second `Memory`, if any, holds the remainders of a master or the scales of 8-bit codes.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {
@@ -175,8 +176,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.plan.storage_of(segment).precision)
     }
 
-    /// Returns the number by which the kernels know a tensor's storage format, and whether the tensor's values may be
-    /// negative.
+    /// Returns the kernels' number for a tensor's storage format, and whether the tensor's values may be negative.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage_of(segment);
         let code = match memory {
@@ -223,15 +223,15 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span, writes });
     }
 
-    /// Copies this rank's elements to `into`. The caller has called `claim`.
+    /// Copies `elements` from this rank's memory to `into`. The caller has called `claim`.
     pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
         let span = elements.span(&self.plan, &self.run.borrow().schedule);
         self.read_span(span, into)
     }
 
-    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive,
-    /// because views borrow the stepper or the pass, and the caller holds a mutable borrow. With offload, a parameter
-    /// is also written to the host's memory.
+    /// Writes the part of a tensor that this rank has. `from` has the bytes of the full tensor. The caller has called
+    /// `claim`. No view of this memory is alive, because views borrow the stepper or the pass, and the caller holds a
+    /// mutable borrow. With offload, a parameter is also written to the host's memory.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

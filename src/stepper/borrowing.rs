@@ -1,8 +1,8 @@
-//! A stepper on the caller's tensors, or with the caller's loss scaler. Between passes the caller may move tensors or
-//! rebuild buckets.
+//! Builds a stepper on the caller's tensors, or with the caller's loss scaler. Between passes the caller may move
+//! tensors or rebuild buckets.
 //!
 //! Every call checks all its arguments before it changes anything. The stepper's own tensors stay in place unless
-//! buckets are rebuilt. A rebuild copies them once, as in `rebuild.rs`.
+//! buckets are rebuilt. A rebuild copies the stepper's own tensors once, as in `rebuild.rs`.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -21,13 +21,14 @@ use crate::stepper::state::borrowed::{Borrowed, Lent};
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
-    /// Builds the stepper on the CPU, on the caller's parameters and gradient buckets. The stepper owns the states.
-    /// Results have the same bits as on the stepper's own memory, at any alignment. This call rejects
-    /// [`uneven_inputs`](Self::uneven_inputs), [`bucket_cap_bytes`](Self::bucket_cap_bytes) and
-    /// [`Unused::Skip`](crate::Unused::Skip). `Unused::Skip` needs counts of ranks, and borrowed buckets have no room
-    /// for them. Call [`Stepper::set_unused`] for parameters that no rank used. The default of [`unused`](Self::unused)
-    /// is [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), make one of
-    /// the three calls below before you write a gradient through your own pointer. Otherwise zeros overwrite the
+    /// Builds the stepper on the CPU, with parameters and gradient buckets in the caller's memory. The stepper owns the
+    /// optimizer states. Results have the same bits as in the stepper's own memory, although borrowed tensors need only
+    /// the alignment of their type. This call rejects [`uneven_inputs`](Self::uneven_inputs),
+    /// [`bucket_cap_bytes`](Self::bucket_cap_bytes) and [`Unused::Skip`](crate::Unused::Skip). `Unused::Skip` counts
+    /// the ranks that used each parameter, and borrowed buckets have no room for these counts. Call
+    /// [`Stepper::set_unused`] instead, for parameters that no rank used. The default of [`unused`](Self::unused) is
+    /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), make one of the
+    /// three calls listed below before you write a gradient through your own pointer. Otherwise zeros overwrite the
     /// gradient, and the step uses the zeros.
     ///
     /// ```
@@ -53,12 +54,13 @@ impl StepperBuilder<'_> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// The first pass writes rank 0's parameters over those of the other ranks. After a [write](Stepper::write) of a
-    /// parameter, the next pass broadcasts the bucket that has this parameter, from rank 0.
+    /// The first pass broadcasts rank 0's parameters, which overwrites the parameters of all other ranks. After a
+    /// [write](Stepper::write) of a parameter, the next pass broadcasts rank 0's values of that parameter's bucket. If
+    /// the caller [sums](Sums::by_caller), passes broadcast nothing.
     ///
-    /// In a pass, three calls mark a gradient as written and wait for the last step: [`Stepper::view_mut`] of the
-    /// gradient, [`Grads::get_mut`](crate::Grads::get_mut) and [`Stepper::bucket_mut`]. After one of these calls you
-    /// may write the gradient through your own pointer until the hand-over.
+    /// In a pass, three calls mark a gradient as written and wait for the last step of its bucket:
+    /// [`Stepper::view_mut`] of the gradient, [`Grads::get_mut`](crate::Grads::get_mut) and [`Stepper::bucket_mut`].
+    /// After one of these calls you may write the gradient through your own pointer until the hand-over.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host). `Layout` if a tensor has no address or two addresses, is misaligned for its
@@ -67,33 +69,33 @@ impl StepperBuilder<'_> {
     /// # Safety
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
-    ///    stepper, its views, and your own pointers under these rules access the tensor.
-    /// 2. Write a gradient only after one of the three calls above and before its hand-over. The sum that
-    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure that
-    ///    you passed to that call has returned.
+    ///    stepper, its views and your own pointers access the tensor. Your own pointers follow the rules below.
+    /// 2. Write a gradient only after one of the three calls above and before its hand-over. Only your own sum may
+    ///    write the gradient after the hand-over, until the closure that you passed to
+    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) has returned.
     /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
     /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
     ///    write it.
     /// 5. If a parameter has a [master](crate::Master), never write the parameter directly. Call [`Stepper::write`],
     ///    which writes the parameter and its master.
     ///
-    /// Closing or dropping the stepper waits for steps that still run. It waits for the caller's sums without a
-    /// deadline. Unless the thread panics, it also waits for queued collectives until the deadline.
+    /// Closing or dropping the stepper waits for steps that still run. It waits for the caller's sums too, without a
+    /// deadline. Unless the thread is panicking, it also waits for queued collectives, at most until the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
 
-    /// Takes the loss scale from the caller's scaler, such as `torch.amp.GradScaler`, and tells that scaler whether the
-    /// pass was skipped. This call sets [`LossScale::External`](crate::LossScale), in place of
-    /// [`loss_scale`](Self::loss_scale).
+    /// Connects the stepper to the caller's scaler, such as `torch.amp.GradScaler`. The stepper reads the loss scale
+    /// from the scaler's tensors, and writes to them whether a pass was skipped. This call sets the
+    /// [`loss_scale`](Self::loss_scale) to [`LossScale::External`](crate::LossScale).
     ///
     /// `scale` and `found_inf` are two of the scaler's tensors, with one f32 each. `scale` is the scaler's `_scale`,
     /// and `found_inf` is the optimizer's tensor in `found_inf_per_device`. Both must lie where steps run: in the
     /// device's memory or, with [`offload`](Self::offload), in the host's memory. A pass reads the scale once when it
     /// begins, and its steps divide gradients by that scale. The scale must be finite and above 0. When the pass is
     /// finished, all ranks must have the same `found_inf`. The pass is skipped if `found_inf` is not 0 at that time. A
-    /// pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if the pass was
-    /// skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// pass with an infinite or NaN gradient is skipped too. After this decision, the stepper sets `found_inf` to 1 if
+    /// the pass is skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -117,22 +119,22 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective. It does not
-    /// wait for steps. On a GPU the trainer's stream waits, and the thread waits only if steps are offloaded. Between
-    /// `finish` and the next `begin`, work on the trainer's stream may read and write both tensors. During a pass, such
-    /// work may access only `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured
-    /// pass uses the same addresses in every replay. With offload on a GPU, capture is refused.
+    /// With a scaler, [`finish`](Stepper::finish) waits until the device has decided whether the pass is skipped, and
+    /// thus for the last collective. It does not wait for steps. On a GPU the trainer's stream waits, and the thread
+    /// waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's stream may read
+    /// and write both tensors. During a pass, such work may access only `found_inf`. With offload, these rules apply to
+    /// the trainer's thread instead of its stream. A captured pass uses the same addresses in every replay. With
+    /// offload on a GPU, capture is refused.
     ///
     /// # Errors
-    /// Building the stepper returns these errors. `Config` if an address is null. `Config` in Eager. `Config` with
-    /// [`Clip::PerBucket`](crate::Clip::PerBucket). On a GPU, `Layout` if an address is not in the memory where steps
-    /// run.
+    /// This call itself returns no error. Building the stepper returns the following errors. `Config` if an address is
+    /// null. `Config` in `Eager` mode. `Config` with [`Clip::PerBucket`](crate::Clip::PerBucket). On a GPU, `Layout` if
+    /// an address is not in the memory where steps run.
     ///
     /// # Safety
     /// Both addresses stay aligned and valid for one f32, in the memory where steps run, until
-    /// [`close`](Stepper::close) has returned `Ok`. Until then, the tensors have no accesses except the stepper's and
-    /// those that Ordering allows. If `close` fails, or the stepper is dropped instead, both rules hold until the
-    /// device has run all its work.
+    /// [`close`](Stepper::close) has returned `Ok`. Until then, you access the tensors only as Ordering allows. If
+    /// `close` fails, or the stepper is dropped instead, both rules hold until the device has run all its work.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.
@@ -155,14 +157,14 @@ impl StepperBuilder<'_> {
 impl<D: Device> Stepper<D> {
     /// Replaces the addresses of tensors that the stepper [borrows](crate::StepperBuilder::host_borrowing). Parameters
     /// that `memory` does not name keep their addresses. If `memory` names no bucket, all buckets keep their addresses.
-    /// Otherwise it must name all buckets: the present ones in the same order, or new ones. Returns whether the buckets
-    /// are new.
+    /// Otherwise `memory` must name all buckets: either the present buckets in their present order, or new buckets.
+    /// Returns whether the buckets are new.
     ///
-    /// With the same buckets, this call takes a few nanoseconds per parameter, so you can make it before every pass.
-    /// Buckets are new, for example, after PyTorch's reducer has rebuilt them. The tensors that the stepper owns are
-    /// then copied once, parameter by parameter. Step counts, learning rates, frozen parameters and the status stay the
-    /// same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to recordings and
-    /// captured passes. Training continues with the same bits as without the call.
+    /// If the buckets stay the same, this call takes a few nanoseconds per parameter, so you can make it before every
+    /// pass. Buckets are new, for example, after PyTorch's reducer has rebuilt them. If buckets are new, this call
+    /// copies the stepper's own tensors, parameter by parameter. Step counts, learning rates, frozen parameters and the
+    /// status stay the same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to
+    /// recordings and captured passes. Training continues with the same bits as without the call.
     ///
     /// ```
     /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
@@ -189,27 +191,27 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU the
-    /// trainer's stream waits. Later work on that stream, such as freeing the old memory, comes after all work that
-    /// uses the old memory. The host waits only if parameters move a third time before the GPU has copied the addresses
-    /// of the first move. If the buckets are new, the host waits for all steps even if they run on a GPU, and ranks
-    /// compare layouts, buckets and options.
+    /// trainer's stream waits instead. Later work on that stream, such as freeing the old memory, comes after all work
+    /// that uses the old memory. The host waits only if this is the third call that moves parameters, and the GPU has
+    /// not yet copied the addresses of the first. If the buckets are new, the host waits for all steps, even on a GPU.
+    /// Ranks then compare layouts, buckets and options.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
-    /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
+    /// different buckets, the next collective that [compares calls](Self::set_lr) returns `Mismatch`.
     ///
     /// # Errors
     /// `Unsupported` if the stepper owns its memory. `Layout` if a tensor has no address or two addresses, is
     /// misaligned for its type, overlaps another tensor, or is in memory that the device cannot reach. `Order` inside a
-    /// pass. `Poisoned` after a failure. After these errors the stepper is unchanged and uses the old memory. `Device`
-    /// if a GPU's driver refuses a copy of the new addresses. The stepper is then poisoned, and may use both the old
-    /// and the new memory until it is closed.
+    /// pass. `Poisoned` after a failure. After any of these errors, the stepper is unchanged and uses the old memory.
+    /// `Device` if a GPU's driver refuses to copy the new addresses. The stepper is then poisoned, and may use both the
+    /// old and the new memory until it is closed.
     ///
     /// # Safety
-    /// From now on the new memory meets the contract of the constructor that borrowed the old memory. Until this call
-    /// returns `Ok`, the old memory meets that contract too. On every rank, a parameter at a new address has its old
-    /// values. This call neither copies nor broadcasts them, and does not update the [master](crate::Master). On a GPU,
-    /// the work that fills the new memory comes before this call on the trainer's stream. Gradients may be filled
-    /// later, as in any pass.
+    /// From this call on, the new memory meets the safety contract of the constructor that borrowed the old memory.
+    /// Until this call returns `Ok`, the old memory meets that contract too. Before this call, copy the values of every
+    /// moved parameter to its new address, on every rank. This call does not copy or broadcast them, and does not
+    /// update the [master](crate::Master). On a GPU, the work that fills the new memory comes before this call on the
+    /// trainer's stream. Gradients may be filled later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -241,8 +243,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Returns the caller's tensors for a plan. A tensor in `memory` gets its new address. Any other tensor keeps its
-    /// present address.
+    /// Returns the caller's tensors as pieces of a plan. A tensor in `memory` gets its new address. Any other tensor
+    /// keeps its present address.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

@@ -1,7 +1,8 @@
-//! Builds a stepper from options. It first checks the options and then makes the parts.
+//! Builds a stepper from options: first checks the options, then makes the stepper's parts.
 //!
 //! One table says which options exclude each other. An option overrides its environment variable, and the variable
-//! overrides the default. A refused build leaves no thread, memory or collective call.
+//! overrides the default. If a build is refused, no thread still runs, no memory stays allocated and no collective call
+//! is unfinished.
 
 use crate::layout::{Gradients, Layout, Plan, SegmentAction, Storage, Storages, Tails};
 use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
@@ -63,8 +64,8 @@ impl StepperBuilder<'_> {
     /// # Errors
     /// `Config` if a value is out of range, or if the mode does not allow an option. `Unsupported` if this machine
     /// lacks the instruction set or cannot release memory. `Unsupported` if the collective cannot reach the host's
-    /// memory or sum the gradients' type, or if a custom optimizer does not support the options. `Arithmetic` if the
-    /// kernels fail their self-test. `Layout` if the memory cannot be addressed or allocated.
+    /// memory, or cannot sum gradients of their type. `Unsupported` if a custom optimizer does not support the options.
+    /// `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be addressed or allocated.
     pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
         self.on_host(sums.into(), None)
     }
@@ -92,8 +93,8 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators. The
-    /// blueprint has only the first communicator.
+    /// Makes all parts of the stepper except the device and the communicators after the first. `make` receives a
+    /// blueprint of these parts, and returns the device and all communicators.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,
@@ -231,7 +232,7 @@ impl StepperBuilder<'_> {
         clips.fold(storages, |storages, (group, max_norm)| storages.group_clip(group, *max_norm))
     }
 
-    /// Refuses an optimizer for a parameter that must have none.
+    /// Refuses an optimizer for a parameter that must not have one.
     fn refuse_contradiction(&self, registered: &[Registered]) -> Result<()> {
         for Registered { target, .. } in registered {
             let (Target::Params(params) | Target::FurtherParams(params)) = target else { continue };

@@ -40,7 +40,7 @@ pub struct StepperBuilder<'a> {
     pub(super) group_precisions: Vec<(String, Precision)>,
     pub(super) copy_dtype: Option<DType>,
     pub(super) ema_decay: Option<f64>,
-    /// With `None`, the default depends on who owns the buckets and who sums them.
+    /// If this is `None`, the default depends on who owns the buckets and who sums them.
     pub(super) unused: Option<Unused>,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) gradient_divisor: Option<f64>,
@@ -61,9 +61,9 @@ impl Stepper {
         StepperBuilder::new(layout, Some(optimizer.as_rule().boxed()))
     }
 
-    /// Returns the default options for a stepper of `layout` without a default optimizer.
-    /// [`group`](StepperBuilder::group) and [`optimizer_for`](StepperBuilder::optimizer_for) give parameters an
-    /// optimizer. The gradient of a parameter without an optimizer is averaged over the ranks.
+    /// Returns the default options for a stepper of `layout` without a default optimizer. Set optimizers with
+    /// [`group`](StepperBuilder::group) and [`optimizer_for`](StepperBuilder::optimizer_for). If a parameter has no
+    /// optimizer, its gradient is only averaged over the ranks.
     pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, None)
     }
@@ -105,14 +105,14 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Gives one group of the layout its own optimizer. A bucket can hold parameters of several groups. Groups with the
+    /// Sets the optimizer of one group of the layout. A bucket can hold parameters of several groups. Groups with the
     /// same kind of optimizer also share kernel launches.
     pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// Adds an optimizer to one group. The new optimizer steps with the same gradients, after the group's earlier
-    /// optimizers. It has separate states, named `momentum_buffer#1` and so on.
+    /// Adds an optimizer to one group. The new optimizer steps after the group's earlier optimizers, with the same
+    /// gradients. It has separate states, named `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -131,18 +131,19 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer, which replaces their group's optimizer. A parameter may be named in only
+    /// Sets an optimizer for single parameters, in place of their group's optimizers. A parameter may be named in only
     /// one call of `optimizer_for`. [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's
     /// id for [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first. After them it lists one
-    /// optimizer for each call of `optimizer_for`, [`then_for`](Self::then_for) and [`attach`](Self::attach), in the
-    /// order of the calls.
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the optimizers of groups first. After these, it lists
+    /// one optimizer for each call of `optimizer_for`, [`then_for`](Self::then_for) and [`attach`](Self::attach), in
+    /// the order of the calls.
     pub fn optimizer_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::Params, optimizer)
     }
 
-    /// Adds an optimizer to single parameters ([`then`](Self::then) adds one to a group). The new optimizer steps with
-    /// the same gradients, after the parameters' earlier optimizers (their own or their group's).
+    /// Adds an optimizer to single parameters ([`then`](Self::then) adds one to a group). The new optimizer steps after
+    /// the parameters' earlier optimizers, with the same gradients. The earlier optimizers are those set for the
+    /// parameters or for their group.
     pub fn then_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::FurtherParams, optimizer)
     }
@@ -171,10 +172,10 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Nothing, optimizer)
     }
 
-    /// Steps only these parameters. Other parameters have no states. Their gradients are averaged for an optimizer
-    /// outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) describes these gradients). Store that
-    /// optimizer's results with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list steps
-    /// no parameter.
+    /// Steps only these parameters. All other parameters have no states. Their gradients are averaged over the ranks,
+    /// for an optimizer outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) describes these
+    /// gradients). After that optimizer has computed new parameters, store them with [`write`](crate::Stepper::write).
+    /// `None` steps all parameters, and an empty list steps no parameter.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
@@ -253,20 +254,21 @@ impl<'a> StepperBuilder<'a> {
     /// choose differently.
     ///
     /// * [`Zero`](Gradients::Zero): after the pass the gradient is zeros, even if it was not written. The gradient of a
-    ///   frozen parameter keeps its values. These values are zeros if the parameter was stepped before, or shares a
-    ///   bucket with a stepped parameter.
+    ///   frozen parameter does not change. It is already zeros if the parameter was stepped before, or shares a bucket
+    ///   with a stepped parameter.
     /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
     ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided only by
-    ///   the loss scale. The gradients of parameters that are [averaged or left](crate::SegmentAction), or have no
-    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip these gradients too. After an
-    ///   abandoned pass, a bucket that was not stepped holds the sums or this rank's own gradients.
-    /// * [`Release`](Gradients::Release): in Eager, each bucket's pages are returned to the operating system right
-    ///   after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is faster
-    ///   than the steps. In the other modes all gradients are in memory when the last gradient has been reduced. The
-    ///   next write maps the pages again, one by one, and therefore costs more than a write to mapped pages. A page is
-    ///   not returned if it also holds a gradient with the action [`Average` or `Leave`](crate::SegmentAction), or the
-    ///   counts of ranks that had a gradient. `Release` needs Linux and a stepper on the CPU that owns its memory, and
-    ///   is refused otherwise.
+    ///   the loss scale. Gradients with the action [`Average` or `Leave`](crate::SegmentAction), and gradients of
+    ///   parameters without an optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip such
+    ///   gradients too. If a pass is abandoned, a bucket that was not stepped holds either the sums or this rank's own
+    ///   gradients.
+    /// * [`Release`](Gradients::Release): in `Eager` mode, each bucket's pages are returned to the operating system
+    ///   right after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is
+    ///   faster than the steps. In the other modes all gradients are in memory when the last gradient has been reduced.
+    ///   The next write maps the pages again, one by one, and therefore costs more than a write to mapped pages. A page
+    ///   is not returned if it also holds a gradient with the action [`Average` or `Leave`](crate::SegmentAction), or
+    ///   the counts of ranks that had a gradient. `Release` needs Linux and a stepper on the CPU that owns its memory,
+    ///   and is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -297,7 +299,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Gives one group of the layout its own precision. Parameters of different precisions never share a bucket.
-    /// Clipping, skipping and the loss scale apply across precisions.
+    /// Clipping, skipping and the loss scale apply to the gradients of all precisions together.
     ///
     /// ```
     /// use instep::{AdamW, DType, Layout, Master, Precision, Solo, Stepper};
@@ -318,10 +320,11 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, an all-gather
-    /// can then send a smaller type. The copy is made from the [master weight](crate::Master), if there is one. The
-    /// copy has the value after the parameter's last update, and is zeros before the first update. A custom optimizer
-    /// ([`Custom`](crate::optim::Custom)) writes no copy. [`Stepper::view`](crate::Stepper::view) and, on a GPU,
-    /// `Stepper::ptr` return the copy in place. [`Stepper::read`](crate::Stepper::read) returns it as f32.
+    /// of your own can then send the copies, which are smaller. The copy is made from the [master
+    /// weight](crate::Master), if there is one. The copy has the value after the parameter's last update, and is zeros
+    /// before the first update. A custom optimizer ([`Custom`](crate::optim::Custom)) writes no copy.
+    /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` return the copy in place.
+    /// [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
@@ -365,16 +368,17 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and sets the ranks
-    /// over which the mean is taken. [`Solo`](crate::Solo) is one rank, so its gradients are divided by 1.
+    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)). `divisor` selects
+    /// the number of ranks by which the summed gradients are divided. [`Solo`](crate::Solo) is one rank, so its
+    /// gradients are divided by 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
         self
     }
 
     /// Divides the summed gradients by this number, from 1 to 2^24. By default they are divided by the number of ranks.
-    /// The division is a part of the step's gradient factor, so it adds no rounding. With 1, steps use the undivided
-    /// sums. The gradient of a local parameter is not divided.
+    /// The division is a part of the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the
+    /// undivided sums. The gradient of a local parameter is not divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -392,9 +396,10 @@ impl<'a> StepperBuilder<'a> {
 
     /// Clips one group of the layout separately, by the exact norm of its gradients. With `None` the group is not
     /// clipped. All other groups are clipped together, by [`clip`](Self::clip). Groups that are clipped separately
-    /// share no bucket. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This option is refused in
-    /// Eager, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a
-    /// loss scaler, one infinite or NaN gradient skips the steps of all groups.
+    /// share no bucket. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the group's norm. This option is
+    /// refused in `Eager` mode, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With
+    /// [`skip_nonfinite`](Self::skip_nonfinite) or a loss scaler, one infinite or NaN gradient skips the steps of all
+    /// groups.
     ///
     /// ```
     /// use instep::{Clip, Layout, Mode, Sgd, Solo, Stepper};
@@ -421,15 +426,15 @@ impl<'a> StepperBuilder<'a> {
 
     /// Skips a pass if a gradient is infinite or NaN before or after it is averaged. A skipped pass changes no
     /// parameter, state or step count. Only gradients of stepped parameters can cause a skip. Gradients of
-    /// [local](crate::LayoutBuilder::local) parameters cannot cause a skip, because the other ranks do not see them.
-    /// This option is refused in Eager.
+    /// [local](crate::LayoutBuilder::local) parameters cannot cause a skip, because they differ between ranks, and all
+    /// ranks must skip the same passes. This option is refused in `Eager` mode.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
     }
 
-    /// Sets the loss scale, by which the steps divide the gradients: a constant, or a [`LossScaler`](crate::LossScaler)
-    /// that adapts it. The default is 1.
+    /// Sets the loss scale: a constant, or a [`LossScaler`](crate::LossScaler) that adapts the scale. Steps divide the
+    /// gradients by the loss scale. The default is 1.
     pub fn loss_scale(mut self, loss_scale: impl Into<LossScale>) -> Self {
         self.loss_scale = loss_scale.into();
         self
@@ -442,19 +447,19 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Gives this stepper its own pool of `threads` kernel threads. The default is the communicator's shared pool, or
-    /// else `INSTEP_THREADS` threads, or else one per core but at most
-    /// [`Pool::MAX_THREADS`](crate::Pool::MAX_THREADS).
+    /// Gives this stepper its own pool of `threads` kernel threads. By default, the stepper uses the communicator's
+    /// shared pool. If the communicator has none, the pool has `INSTEP_THREADS` threads. If that variable is not set,
+    /// the pool has one thread per core, but at most [`Pool::MAX_THREADS`](crate::Pool::MAX_THREADS).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
     /// Runs everything on the thread that calls the stepper. The hand-over that completes a bucket also reduces and
-    /// steps it. Nothing overlaps. The stepper starts only the threads of its pool, and with
+    /// steps that bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
     /// [`threads(1)`](Self::threads) it starts none. Use this option in engines that have their own threads, and in
-    /// processes that must not start threads. Ranks of one process still need a thread each, because an all-reduce
-    /// waits for the other ranks.
+    /// processes that must not start threads. If several ranks share a process, each rank still needs its own thread,
+    /// because an all-reduce waits for the other ranks.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -476,14 +481,14 @@ impl<'a> StepperBuilder<'a> {
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
     /// On a GPU, only calls that wait for the GPU check the deadline. Time counts only while a collective is unfinished
-    /// and the trainer's stream has passed the last hand-over. A long backward therefore does not count. Progress
-    /// inside a captured graph cannot be observed, so the whole replay counts.
+    /// and the trainer's stream has passed the last hand-over. The time of a long backward therefore does not count.
+    /// Progress inside a captured graph cannot be observed, so the full time of a replay counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Records ops, accesses and their times. The recording grows with every pass until
+    /// Records the stepper's ops, the trainer's accesses, and their times. The recording grows with every pass until
     /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;

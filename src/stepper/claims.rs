@@ -34,8 +34,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Refuses a tensor that the trainer may not read now. Between passes, also waits for all steps, unless the tensor
-    /// is a parameter or a copy. For these two, `claim` waits for only the tensor's bucket, so later buckets are
-    /// stepped and gathered meanwhile.
+    /// is a parameter or a copy. For parameters and copies, `claim` waits only for the tensor's bucket. Other buckets
+    /// can be stepped and gathered during that wait.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -65,8 +65,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Records a write. The next pass broadcasts the bucket of a written parameter. A written gradient can be handed
-    /// over in the open pass. For any other tensor, ranks compare whether all of them wrote it.
+    /// Records that the trainer wrote a tensor. The next pass broadcasts the bucket of a written parameter. A written
+    /// gradient can be handed over in the open pass. For any other tensor, ranks compare whether all of them wrote it.
     pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
         let param = self.layout.index(id)?;
         match memory {
@@ -122,8 +122,8 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// If the trainer is a stream, records the accesses that it may have made since its claim. Call this before a
-    /// hand-over.
+    /// If the trainer is a stream, records the accesses that it may have made since it claimed the parameter or its
+    /// gradient. Call this before a hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
@@ -172,8 +172,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
 
-    /// Refuses to close a pass in which a gradient was forgotten. There are three cases: the caller sums the gradients,
-    /// the option is `Unused::Refuse`, or zeros would overwrite all borrowed gradients.
+    /// Refuses to close a pass in which the trainer forgot a gradient. With sums by the caller, every gradient must be
+    /// written and handed over. With `Unused::Refuse`, every gradient must be written. On borrowed memory, at least one
+    /// gradient must be written, because zeros would otherwise overwrite all of them.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
         let is_written = |param: usize| written[param] || schedule.has_contributed(param);

@@ -1,8 +1,7 @@
 //! Reads and writes the device's memory between launches: settings, counts, the status of a pass, and tensors.
 //!
-//! A function claims its bytes in the schedule and records the access for the checker, before it calls the device. Some
-//! functions leave claiming and recording to their callers, and say so. Only this file and `views.rs` access memory
-//! that ops touch.
+//! A function claims its bytes in the schedule and records the access for the checker, before it calls the device. If a
+//! function leaves this to its caller, its comment says so. Only this file and `views.rs` access memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -45,7 +44,8 @@ impl<D: Device> Stepper<D> {
     /// Writes changed settings to the device before a pass begins, in one write.
     ///
     /// # Errors
-    /// Returns the error of the wait for the last Begin. The next call then writes the changed settings.
+    /// Returns the error of the wait for the last `Begin`. The settings then stay marked as changed, so the next call
+    /// writes them.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());
@@ -92,7 +92,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })
     }
 
-    /// Builds a device for another plan or other optimizers. The caller has claimed everything.
+    /// Builds a device for another plan or other optimizers. The caller has claimed all memory.
     pub(super) fn rebuilt_device(
         &mut self,
         plan: &Arc<Plan>,
@@ -105,7 +105,7 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().device.rebuilt(plan, assignment, borrowed, words, claimed)
     }
 
-    /// Copies a span to another device through `bytes`. The caller has claimed everything.
+    /// Copies a span to another device, through the host's buffer `bytes`. The caller has claimed all memory.
     pub(super) fn copy_span(
         &mut self,
         from: Span,
@@ -123,8 +123,8 @@ impl<D: Device> Stepper<D> {
         device.write(to, bytes, theirs)
     }
 
-    /// Copies the progress of one parameter's optimizer to another device. `from` and `to` are the indices of the
-    /// progress on this device and on the other. The caller has claimed everything.
+    /// Copies the progress of one optimizer of one parameter to another device. `from` is the index of the progress on
+    /// this device, and `to` is its index on the other device. The caller has claimed all memory.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
         // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
         let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };
@@ -132,7 +132,7 @@ impl<D: Device> Stepper<D> {
         device.write_progress(to, progress, theirs)
     }
 
-    /// Reads the progress of one of a parameter's optimizers, after `settle_control`.
+    /// Reads the progress of one optimizer of a parameter. Call `settle_control` first.
     pub(super) fn read_progress(&self, param: usize, round: usize) -> Result<Progress> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
@@ -141,7 +141,7 @@ impl<D: Device> Stepper<D> {
         run.device.read_progress(record, unsafe { Claimed::promise() })
     }
 
-    /// Sets the progress of one of a parameter's optimizers, after `settle_control`.
+    /// Sets the progress of one optimizer of a parameter. Call `settle_control` first.
     pub(super) fn write_progress(&mut self, param: usize, round: usize, progress: Progress) -> Result<()> {
         let record = self.assignment.record(round, self.plan.segment_index(param));
         let run = self.run.get_mut();
@@ -182,7 +182,7 @@ impl<D: Device> Stepper<D> {
         run.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
-    /// Reads the last pass's status, after `settle_control`.
+    /// Reads the last pass's status. Call `settle_control` first.
     pub(super) fn read_status(&self) -> Result<Status> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });

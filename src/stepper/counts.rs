@@ -1,6 +1,7 @@
 //! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta.
 //!
-//! A NAdam count without its product is refused, because the next update's bias correction would silently be wrong.
+//! If a call sets NAdam's step count without the product, it is refused. Otherwise the next update's bias correction
+//! would silently be wrong.
 
 use std::borrow::Cow;
 
@@ -11,8 +12,8 @@ use crate::layout::ParamId;
 use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
-/// Selects the step counts that a call reads or sets: those of all optimizers of a parameter, or that of one optimizer.
-/// If all are selected, a read returns the first optimizer's count.
+/// Selects the step counts that a call reads or sets: the counts of all optimizers of a parameter, or the count of one
+/// of them. If all counts are selected, a read returns the first optimizer's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCountKey {
     param: ParamId,
@@ -32,9 +33,9 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many updates a parameter has had by its first optimizer. With the key `(parameter, optimizer)`,
-    /// returns the number of updates by that [optimizer](Self::optimizers_of). The counts of a parameter's optimizers
-    /// differ only if an optimizer was [added later](Self::add_optimizer_for).
+    /// Returns how many times a parameter's first optimizer has updated the parameter. With the key `(parameter,
+    /// optimizer)`, returns the number of updates by that [optimizer](Self::optimizers_of). The counts of a parameter's
+    /// optimizers differ only if an optimizer was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -48,10 +49,11 @@ impl<D: Device> Stepper<D> {
         Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update has the number
-    /// `count + 1`, also for the bias correction. Update number 1 sets a momentum buffer instead of averaging into the
-    /// buffer. If an optimizer [carries](Self::carried) a number, pass this number with the count. All ranks must set
-    /// the same count. If the counts differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
+    /// Sets the step counts of all of a parameter's optimizers, or of one of them. The next update has the number
+    /// `count + 1`, and its bias correction uses this number. Update number 1 initialises a momentum buffer instead of
+    /// averaging into the buffer. If an optimizer [carries](Self::carried) a number from update to update, pass this
+    /// number with the count. All ranks must set the same count. If the counts differ, the next collective that
+    /// [compares calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -100,9 +102,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which the optimizer carries from update to
-    /// update like the [step count](Self::step_count). The product is 1 before the first update. Returns `None` for all
-    /// other optimizers.
+    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`). NAdam carries this product from update to
+    /// update, like its [step count](Self::step_count). The product is 1 before the first update. Returns `None` for
+    /// all other optimizers.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -123,8 +125,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Returns the name of a carried number. It is the name in `torch.optim`, with the suffix `#k` for the `k`-th
-    /// further optimizer.
+    /// Returns the name of the number that an optimizer [carries](Self::carried). It is the name in `torch.optim`, with
+    /// the suffix `#k` for the parameter's `k`-th further optimizer.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);
@@ -133,8 +135,9 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns all optimizers. The first optimizers of groups come first, in the layout's order. Further optimizers of
-    /// groups follow, and then optimizers of single parameters in the order of registration.
+    /// Returns all optimizers. The first optimizer of each group comes first, in the layout's order of groups. The
+    /// groups' [further optimizers](crate::StepperBuilder::then) follow. Optimizers of single parameters come last, in
+    /// the order of registration.
     ///
     /// ```
     /// use std::any::Any;
@@ -173,7 +176,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Returns the names of a parameter's states for [`ParamId::state`]. They are the names of `torch.optim`, with the
+    /// Returns the names of a parameter's states for [`ParamId::state`]. These are the names in `torch.optim`, with the
     /// suffix `#k` for the parameter's `k`-th further optimizer.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
-//! Steppers that predict a training run. Options, refusals, byte counts and schedule are those of real training, but no
-//! memory is allocated.
+//! Steppers that predict a training run. Options, refusals, byte counts and the schedule are the same as in real
+//! training, but no memory is allocated.
 //!
-//! `src/forecast.rs` has the device. This file builds the stepper, and has the calls that advance the trainer's clock.
+//! `src/forecast.rs` defines the device of such a stepper. This file builds the stepper, and has the calls that advance
+//! the trainer's clock.
 
 use std::ops::{Deref, DerefMut};
 
@@ -16,9 +17,9 @@ use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
     /// Builds a stepper that predicts the training of one rank: which ops run, when they run, and how many bytes the
-    /// rank needs. `cost` gets an op and the number of bytes that it moves, and returns the op's nanoseconds. The
-    /// trainer calls this stepper like a real stepper, and advances its own clock with [`Foresight::compute`]. Nothing
-    /// is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
+    /// rank needs. `cost` gets an op and the number of bytes that the op moves, and returns the nanoseconds that the op
+    /// takes. The trainer calls this stepper like a real stepper, and advances its own clock with
+    /// [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -68,8 +69,8 @@ impl Foresight {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Makes the stepper predict the launches of a GPU, where neighbouring buckets share a launch in Normed and
-    /// Sequential. Call this before the first pass.
+    /// Makes the stepper predict the launches of a GPU. On a GPU, neighbouring buckets share a launch in `Normed` and
+    /// `Sequential` mode. Call this before the first pass.
     pub fn share_launches(&mut self) {
         let with_next = self.0.assignment.shares_with_next(&self.0.plan);
         self.0.run.get_mut().schedule.share_launches(with_next);

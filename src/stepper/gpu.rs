@@ -55,43 +55,47 @@ impl StepperBuilder<'_> {
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
-    /// host device. `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
-    /// `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a call, such as an allocation.
+    /// host device. `Unsupported` if the collective cannot reach the GPU's memory, or if the stream belongs to another
+    /// device. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a call, such as an
+    /// allocation.
     ///
     /// # Safety
-    /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If this stream is the calling thread's own
-    /// default stream (handle 2), the stepper stays on this thread. On another thread, handle 2 names another stream.
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If this stream is the per-thread default
+    /// stream (handle 2), the stepper must stay on the calling thread. On another thread, handle 2 names another
+    /// stream.
     pub unsafe fn cuda(self, sums: impl Into<Sums>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(sums.into(), None, cuda)
     }
 
-    /// Builds the stepper on a GPU, on the caller's parameters and gradient buckets. [`Borrowed`] takes their device
-    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). This call rejects the
-    /// same options as [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after)
-    /// has an example.
+    /// Builds the stepper on a GPU, with parameters and gradient buckets in the caller's memory. Add their device
+    /// addresses to a [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). This
+    /// call rejects the same options as [`host_borrowing`](Self::host_borrowing). The documentation of
+    /// [`bucket_ready_after`](Stepper::bucket_ready_after) has an example.
     ///
     /// # Ordering
-    /// Ordering as for [`cuda`](Self::cuda). Work on the trainer's stream must run after the work that filled the
-    /// parameters. Between passes, work on that stream may fill parameters again after [`Stepper::ptr`]. Every rank
-    /// must fill in the same values, because nothing broadcasts them. If a parameter has a [master
-    /// weight](crate::Master), never fill the parameter in this way, because only [`Stepper::write`] writes masters.
+    /// Ordering as for [`cuda`](Self::cuda). Before this call, make the trainer's stream wait for the work that fills
+    /// the parameters, unless that work is on this stream. Between passes, work on that stream may fill parameters
+    /// again after [`Stepper::ptr`]. In that case every rank must fill in the same values, because the stepper does not
+    /// broadcast them. If a parameter has a [master weight](crate::Master), never fill the parameter in this way,
+    /// because only [`Stepper::write`] writes masters.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
-    /// host device. `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
-    /// `Layout` if a tensor has no address or two addresses, is misaligned for its type, overlaps another tensor, or is
-    /// not in this GPU's memory. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a
-    /// call.
+    /// host device. `Unsupported` if the collective cannot reach the GPU's memory, or if the stream belongs to another
+    /// device. `Layout` if a tensor has no address or two addresses, is misaligned for its type, overlaps another
+    /// tensor, or is not in this GPU's memory. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the
+    /// driver refuses a call.
     ///
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
-    /// the address is valid until the device has been synchronised afterwards. Until then, only the stepper, the
-    /// all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's stream access the
-    /// tensor. A stream that forks from the trainer's stream after [`Stepper::ptr`], and joins it before the
-    /// hand-over, counts as the trainer's stream. In a pass, a gradient may be written only after [`Stepper::ptr`] has
-    /// returned its address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for the
-    /// parameter and its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
+    /// every address stays valid until the device has been synchronised after that. Until then, the tensors are
+    /// accessed only by the stepper, by work on the trainer's stream, and by the sums that you hand over with
+    /// [`bucket_ready_after`](Stepper::bucket_ready_after). Another stream counts as the trainer's stream if it forks
+    /// from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a gradient may be written
+    /// only after [`Stepper::ptr`] has returned its address, and before its hand-over. A parameter may be read only
+    /// between [`Stepper::ptr`] for the parameter and its next hand-over, or after [`finish`](Stepper::finish) of a
+    /// pass in `Sequential` or `Eager` mode.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -191,9 +195,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Safety
     /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. The sum comes after
-    /// the pass's last write of the bucket's gradients and last read of the bucket's parameters. (A wait for an event
-    /// that was never recorded returns at once, and an event that was recorded too early does not order the sum. In
-    /// both cases the step would race with the sum.)
+    /// this pass's last write of the bucket's gradients, and after its last read of the bucket's parameters. (A wait
+    /// for an event that was never recorded returns at once, and an event that was recorded too early does not order
+    /// the sum. In both cases the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -204,12 +208,12 @@ impl Stepper<CudaDevice> {
 
     /// Returns the address of a tensor. Between passes, `tensor` may be any tensor. In a pass, it must be a parameter
     /// or a gradient, and this call marks a gradient as written. Write all of that gradient, or add to it if it [was
-    /// written](Self::is_first) before. Borrowed parameters may also be written at their addresses
-    /// ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read there. To change them, call
-    /// [`write`](Self::write).
+    /// written](Self::is_first) before. Between passes, borrowed parameters may also be written at their addresses
+    /// ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read at their addresses. To change them,
+    /// call [`write`](Self::write).
     ///
     /// # Shapes
-    /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) gives, and is
+    /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) sets, and is
     /// aligned to 256 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
@@ -217,12 +221,12 @@ impl Stepper<CudaDevice> {
     /// pass may be used until the parameter's hand-over. A parameter's address from between passes may be used until
     /// the parameter's hand-over in the next pass. Any other address from between passes may be used until the next
     /// pass begins. Another stream that uses the address must first wait for the trainer's stream, after this call. The
-    /// trainer's stream must then wait for that stream before the hand-over or `begin` that ends the address's use.
-    /// With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
+    /// trainer's stream must then wait for the other stream, before the hand-over or `begin` after which the address
+    /// must not be used. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
     /// [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper keeps no such tensor, holds it in
+    /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper has no such tensor, stores it as
     /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it. `Sharded` for a [sharded](crate::Strategy) tensor.
     /// `Order` inside a pass for a state, copy, average or frozen gradient. `Order` for a tensor that was handed over
     /// in this micro-batch, and for a parameter in a bucket that is not unsharded. `Poisoned` after a failure.
@@ -257,9 +261,9 @@ impl Stepper<CudaDevice> {
     /// Runs a captured pass.
     ///
     /// # Ordering
-    /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the whole
-    /// pass. This call returns at once, unless the host is eight passes ahead of the GPU. All ranks must replay the
-    /// same capture at the same point, with the same learning rates and frozen parameters. Ranks do not compare a
+    /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the pass
+    /// has ended. This call returns at once, unless the host is eight passes ahead of the GPU. All ranks must replay
+    /// the same capture at the same point, with the same learning rates and frozen parameters. Ranks do not compare a
     /// replay's collectives, so a difference makes them hang or diverge.
     ///
     /// # Errors
@@ -289,7 +293,7 @@ impl Stepper<CudaDevice> {
         Ok(())
     }
 
-    /// If ops are recorded, returns the event from which their times are measured.
+    /// Returns the event from which the times of ops are measured, if ops are recorded.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.run.borrow().device.timing.as_ref().map(|timing| timing.origin.handle())

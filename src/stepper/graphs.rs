@@ -1,8 +1,8 @@
-//! Whole passes as CUDA graphs: captured once, replayed with one launch each.
+//! Captures whole passes as CUDA graphs. A pass is captured once, and then replayed with one launch each time.
 //!
 //! In a captured pass, all streams fork from the trainer's stream and join it again. In all other respects a captured
-//! pass is an ordinary pass. Every capture that begins also ends. After a failed capture the stepper is in the state
-//! before the capture, unless its trainer has replaced it.
+//! pass is an ordinary pass. Every capture that begins also ends. After a failed capture, the stepper is in the same
+//! state as before the capture, unless `trainer` has replaced the stepper.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use crate::stepper::stepper::Stepper;
 pub(super) const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
 
 impl Stepper<CudaDevice> {
-    /// Captures a pass as a CUDA graph: the work that `trainer` enqueues on its stream, and the pass's collectives and
-    /// steps. Nothing runs yet. [`replay`](Self::replay) then runs the pass with one launch, any number of times, with
-    /// the current learning rates. A parameter that is frozen later is frozen in replays too. A parameter that was
-    /// frozen at the capture stays frozen in its replays. To step it, capture again.
+    /// Captures a pass as a CUDA graph. The graph has the work that `trainer` enqueues on its stream, and the pass's
+    /// collectives and steps. Nothing runs during the capture. [`replay`](Self::replay) then runs the pass with one
+    /// launch, any number of times, with the current learning rates. If you freeze a parameter after the capture,
+    /// replays do not step it. A parameter that was frozen during the capture is never stepped in replays. To step it,
+    /// unfreeze it and capture again.
     ///
     /// ```no_run
     /// # use instep::cuda::CudaDevice;
@@ -56,8 +57,8 @@ impl Stepper<CudaDevice> {
     /// [`Strategy::Fsdp`](crate::Strategy). `Unsupported` with [offload](crate::StepperBuilder::offload) to pageable
     /// memory, or with offload and a [`grad_scaler`](crate::StepperBuilder::grad_scaler). `Poisoned` after a failure.
     /// Any error that `trainer` returns. `Device` if the driver cannot capture a call. After an error, and if `trainer`
-    /// panics, the capture has ended. The stepper is in the state before the capture, unless `trainer` has replaced it.
-    /// A panic inside the pass ends the group of ranks, as it does without a capture.
+    /// panics, the capture has ended. The stepper is in the same state as before the capture, unless `trainer` has
+    /// replaced it. A panic inside the pass ends the group of ranks, as it does without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,

@@ -1,8 +1,8 @@
 //! Learning rates and other hyperparameters: calls that set them between passes, multipliers per parameter, and
 //! schedules.
 //!
-//! Every change is written to the settings, which the next Begin reads. Nothing is rebuilt, and a captured graph stays
-//! valid. All ranks must make the same changes.
+//! Every change is written to the settings. The op `Begin` of the next pass reads them. Nothing is rebuilt, and a
+//! captured graph stays valid. All ranks must make the same changes.
 
 use crate::abi::InstepHyper;
 use crate::device::Device;
@@ -17,9 +17,9 @@ impl<D: Device> Stepper<D> {
     /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
     /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
     /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
-    /// the [collective](crate::Collective). If learning rates differ, the next pass's first collective returns
-    /// `Mismatch`. Other collectives do not compare, so parameters would diverge. Hyperparameters are not saved in
-    /// checkpoints.
+    /// the [collective](crate::Collective). If learning rates differ, the next pass's first collective then returns
+    /// `Mismatch`. Other collectives do not compare calls, so the ranks' parameters would silently diverge.
+    /// Hyperparameters are not saved in checkpoints.
     ///
     /// # Ordering
     /// Waits until the op `Begin` of the last pass has run, but does not wait for the pass's steps. After an abandoned
@@ -27,8 +27,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, or if the group has several optimizers. `Config` if the optimizer
-    /// follows a schedule or refuses the learning rate. Nothing has changed then. `Order` inside a pass. `Poisoned`
-    /// after a failure.
+    /// follows a schedule or refuses the learning rate. A refused call has changed nothing. `Order` inside a pass.
+    /// `Poisoned` after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();
@@ -37,10 +37,10 @@ impl<D: Device> Stepper<D> {
         self.change_hyper(id, |optimizers, _| optimizers.set_lr(id, lr))
     }
 
-    /// Sets one or more hyperparameters of an optimizer from the next pass on. If a value is refused, none is set. The
-    /// names are the fields of the optimizer's type, as in `torch.optim`. The values are checked together, so set
-    /// hyperparameters that depend on each other in one call. `optimizer`, ordering and agreement between ranks are as
-    /// for [`set_lr`](Self::set_lr).
+    /// Sets one or more hyperparameters of an optimizer from the next pass on. If one value is refused, no value is
+    /// set. The names are the fields of the optimizer's type, as in `torch.optim`. The values are checked together, so
+    /// set hyperparameters that depend on each other in one call. `optimizer` and the ordering are the same as in
+    /// [`set_lr`](Self::set_lr). As with `set_lr`, all ranks must set the same values.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -63,14 +63,14 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
-    /// buffer. A parameter's first optimizer is in the first round, its second optimizer in the second round, and so
-    /// on. Momentum can be switched on later only if another SGD in the same round has a buffer. A state that is used
-    /// for the first time is zeros. A state that was used before continues from its old values.
+    /// momentum buffer. Momentum can be switched on later only if another SGD in the same round has a buffer. A
+    /// parameter's first optimizer is in the first round, its second optimizer is in the second round, and so on. A
+    /// state that is used for the first time is zeros. A state that was used before continues from its old values.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and
-    /// kind. `Config` if values are out of range or exclude each other, or states would be missing. Nothing is changed
-    /// then.
+    /// kind. `Config` if values are out of range or exclude each other, or if a state would be missing. A refused call
+    /// has changed nothing.
     pub fn set_hyper<'k, V: Into<Value> + Copy>(
         &mut self,
         optimizer: impl Into<OptimizerKey<'k>>,
@@ -99,9 +99,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
-    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is the
-    /// same as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule.
+    /// The learning rate then stays as it is until you call [`set_lr`](Self::set_lr). The schedule's step is the same
+    /// as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, if the group has several optimizers, or if the schedule's numbers are
@@ -119,8 +119,8 @@ impl<D: Device> Stepper<D> {
     /// Sets the factor that multiplies the learning rates of a parameter's optimizers, from the next pass on. The
     /// factor applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and
     /// is not saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first
-    /// update. All ranks must set the same factor. If the factors differ, the next collective that
-    /// [compares](Self::set_lr) returns `Mismatch`.
+    /// update. All ranks must set the same factor. If the factors differ, the next collective that [compares
+    /// calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -140,9 +140,9 @@ impl<D: Device> Stepper<D> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Config` if the factor is negative or not finite, or an optimizer of the parameter refuses the multiplied
-    /// learning rate. Nothing is changed then. `Layout` if `id` is of another layout. `Order` inside a pass. `Poisoned`
-    /// after a failure.
+    /// `Config` if the factor is negative or not finite, or if an optimizer of the parameter refuses the multiplied
+    /// learning rate. A refused call has changed nothing. `Layout` if `id` is of another layout. `Order` inside a pass.
+    /// `Poisoned` after a failure.
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;
         if !(multiplier >= 0.0 && multiplier.is_finite()) {
@@ -165,8 +165,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the step of the learning-rate schedules in the next pass. The step is the number of finished passes,
-    /// including [joined](Self::join) and replayed passes. Skipped passes count too, because only the device knows
-    /// which passes were skipped. Abandoned passes do not count. Save the step with your checkpoints.
+    /// including [joined](Self::join) and replayed passes. Skipped passes count too, because the host does not wait
+    /// until the device has decided whether a pass is skipped. Abandoned passes do not count. Save the step with your
+    /// checkpoints.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }

@@ -1,9 +1,9 @@
 //! A rank's training: the stepper, its passes, and views of its tensors.
 //!
 //! `state/` defines the data, `stepper.rs` owns it, and the other files are the interface for users. No file imports a
-//! file of a higher layer (`tests/house/tidy`). The safe interface cannot race. Slices borrow the stepper, and every
-//! launch borrows the stepper mutably. Every access first waits for the ops that it conflicts with. Only the schedule
-//! decides the order of ops. These files only tell the schedule what the trainer does.
+//! file of a higher layer (`tests/house/tidy` checks this). The safe interface cannot race. Slices borrow the stepper,
+//! and every launch borrows the stepper mutably. Every access first waits for the ops that it conflicts with. Only the
+//! schedule decides the order of ops. These files only report the trainer's calls to the schedule.
 
 mod access;
 mod as_f32;

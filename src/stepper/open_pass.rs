@@ -1,7 +1,7 @@
 //! The calls of an open pass: hand-overs, micro-batches, and the end of the pass.
 //!
-//! A refused call has changed nothing, so it can be repeated. These calls do not keep a borrow of the stepper. `Pass`
-//! in `pass.rs` keeps a borrow, so that the compiler checks accesses.
+//! A refused call has changed nothing, so it can be repeated. A call borrows the stepper only until it returns. `Pass`
+//! in `pass.rs` instead borrows the stepper for as long as the pass is open, so that the compiler checks accesses.
 
 use std::sync::Arc;
 
@@ -90,11 +90,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a parameter. The call says that you have written its gradient and finished one use of the parameter.
-    /// A bucket is reduced once all its parameters are handed over. With several ranks, all earlier buckets must be
-    /// handed over too. The mode decides when the bucket is stepped. With sums [by the caller](crate::Sums::by_caller),
-    /// this call also says that the sum of the gradient is complete. On a GPU, such a sum needs an event, so call
-    /// `bucket_ready_after` instead of `grad_ready`.
+    /// Hands over a parameter. With this call you declare that you have written its gradient and finished one use of
+    /// the parameter. A bucket is reduced once all its parameters are handed over. With several ranks, all earlier
+    /// buckets must be handed over too. The mode decides when the bucket is stepped. With sums [by the
+    /// caller](crate::Sums::by_caller), you also declare that the sum of the gradient is complete. On a GPU, such a sum
+    /// needs an event, so call `bucket_ready_after` instead of `grad_ready`.
     ///
     /// # Ordering
     /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
@@ -144,7 +144,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over the gradients that were written and not handed over, from the last parameter to the first. Backward
-    /// has the same order.
+    /// usually writes gradients in this order.
     fn hand_over_written(&mut self) -> Result<()> {
         for param in 0..self.layout.parameters().len() {
             self.note_hand_over(param);
@@ -159,11 +159,12 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a bucket: all uses of each parameter that is neither frozen nor [unused](Self::set_unused). Every
-    /// gradient that is handed over must have been written, no matter which option of [`Unused`](crate::Unused) is set.
-    /// To leave a gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
-    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU, such a sum
-    /// needs an event, so call `bucket_ready_after` instead of `bucket_ready`.
+    /// Hands over a bucket: all uses of all its parameters, except of frozen and [unused](Self::set_unused) parameters.
+    /// The gradients of all these parameters must have been written, even with [`Unused::Skip`](crate::Unused) or
+    /// `StepZero`. To leave a gradient out, hand over each of the bucket's other parameters by
+    /// [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), you also declare with this
+    /// call that the bucket's sum is complete. On a GPU, such a sum needs an event, so call `bucket_ready_after`
+    /// instead of `bucket_ready`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -179,7 +180,7 @@ impl<D: Device> Stepper<D> {
         self.hand_over_bucket(bucket, None)
     }
 
-    /// Hands over a bucket that the caller sums. `sum` says when that sum is complete.
+    /// Hands over a bucket that the caller sums. The bucket's step waits for `sum`.
     pub(super) fn hand_over_awaited(&mut self, bucket: u32, sum: D::Sum) -> Result<()> {
         let described = bucket_numbered(&self.plan, bucket)?;
         let schedule = &self.run.get_mut().schedule;
@@ -240,12 +241,12 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Closes the pass. First hands over the gradients that were written and not yet handed over. Gradients that the
-    /// caller sums are excluded, because only the caller's own hand-over says that a sum is complete.
+    /// caller sums are excluded, because only the caller's own hand-over shows that a sum is complete.
     /// [`Unused`](crate::Unused) decides what happens to parameters without a gradient.
     ///
     /// # Ordering
-    /// Returns at once. The next access waits for the steps that it needs. On a GPU in Sequential and Eager, the
-    /// trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
+    /// Returns at once. The next access waits for the steps that it needs. On a GPU in `Sequential` and `Eager` mode,
+    /// the trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
     /// `Order` in five cases. If a pass is open, it stays open: complete or abandon it.
@@ -256,7 +257,7 @@ impl<D: Device> Stepper<D> {
     /// - The memory is borrowed, and no gradient was written.
     /// - With sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over.
     ///
-    /// The next access reports failures of queued ops.
+    /// The next access returns failures of queued ops.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;
@@ -285,10 +286,10 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// If the pass broadcasts parameters, this call waits for the broadcast. Otherwise it returns at once. In
-    /// Sequential and Normed no parameter has changed. In Eager the buckets named in the result stay stepped.
-    /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
-    /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or
-    /// `Mismatch`.
+    /// `Sequential` and `Normed` mode, no parameter has changed. In `Eager` mode, the buckets in the result stay
+    /// stepped. [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training
+    /// can continue only if all ranks abandon the pass, and have launched the same buckets by then. Otherwise their
+    /// next collective returns `LeftPass` or `Mismatch`.
     ///
     /// # Errors
     /// `Order` if no pass is open.

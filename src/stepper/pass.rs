@@ -1,7 +1,7 @@
 //! A pass that borrows its stepper, so that the compiler enforces the rules of safe access.
 //!
-//! Each rule is a lifetime, with an example that must not compile. The stepper's state, not `Drop`, decides whether a
-//! pass is open. The next `begin` after a leaked or detached pass is therefore an error.
+//! A lifetime expresses each rule, and an example that must not compile tests it. The stepper's state, not `Drop`,
+//! decides whether a pass is open. After a leaked or detached pass, the next `begin` therefore returns an error.
 
 use std::mem;
 use std::num::NonZeroU32;
@@ -14,8 +14,8 @@ use crate::schedule::Opening;
 use crate::stepper::stepper::{Abandoned, Stepper};
 use crate::stepper::views::{Grads, Params};
 
-/// An open pass of a stepper. A pass dereferences to the [stepper](Stepper), which has all calls of an open pass.
-/// Dropping a pass abandons it. [`detach`](Self::detach) leaves it open.
+/// An open pass of a stepper. A pass dereferences to its [stepper](Stepper), so you call the stepper's methods on the
+/// pass. Dropping a pass abandons it. [`detach`](Self::detach) leaves it open.
 ///
 /// A slice cannot be used after any gradient is handed over:
 /// ```
@@ -141,9 +141,9 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Does not wait. The steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
-    /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket.
-    /// When that pass opens, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread
-    /// waits until the other ranks compare too.
+    /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket. When
+    /// such a pass opens, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread waits
+    /// until all ranks have opened the pass.
     ///
     /// # Errors
     /// `Order` if a pass is still open, [detached](Pass::detach) or leaked. [`abandon`](Self::abandon) ends that pass.
@@ -152,11 +152,11 @@ impl<D: Device> Stepper<D> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
 
-    /// Opens a pass of several micro-batches, over which gradients accumulate. The first write in the pass replaces a
-    /// gradient. The trainer adds the gradients of later micro-batches with [`Grads::add`]. Buckets are launched only
-    /// in the last micro-batch. With shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation)
-    /// instead. The first write in each micro-batch then replaces the gradient. For a mean over micro-batches, the
-    /// trainer divides its loss by the number of micro-batches.
+    /// Opens a pass of several micro-batches, over which gradients accumulate. The first write of a gradient in the
+    /// pass replaces the gradient. In later micro-batches the trainer adds to the gradient with [`Grads::add`]. Buckets
+    /// are launched only in the last micro-batch. With shards, ranks may [reduce each
+    /// micro-batch](crate::StepperBuilder::accumulation) instead. The first write in each micro-batch then replaces the
+    /// gradient. For a mean over micro-batches, the trainer divides its loss by the number of micro-batches.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -204,8 +204,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper }
     }
 
-    /// Ends the borrow and leaves the pass open, for frameworks that cannot keep a borrow. These frameworks call the
-    /// stepper's own methods.
+    /// Ends the borrow and leaves the pass open, for frameworks that cannot store a borrow. Such a framework then calls
+    /// the stepper's own methods.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -1,9 +1,9 @@
-//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Both leave every bit of the
-//! training's state as it is.
+//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Neither changes a bit of the
+//! training's state.
 //!
-//! All ranks use rank 0's order. Rank 0 broadcasts it through the gradients' memory, because every device and every
-//! collective can send gradients. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer
-//! rebuilds its buckets once, before the second forward.
+//! All ranks use rank 0's order. Rank 0 broadcasts this order in the memory of gradients, because every device and
+//! every collective can send that memory. The stepper keeps its old buckets until the new ones are complete. PyTorch's
+//! reducer rebuilds its buckets once, before the second forward.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,17 +21,18 @@ use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
-    /// pass. Unused and frozen parameters come last, in reverse registration order. Each bucket is then complete as
-    /// early as possible, even if the layout has another order. Returns whether the order has changed.
+    /// Rebuilds the buckets in the order in which rank 0 handed over its gradients. This is the order of the last pass,
+    /// in its last micro-batch. Unused and frozen parameters come last, in reverse registration order. In later passes,
+    /// each bucket is then complete as early as possible, even if the layout has another order. Returns whether the
+    /// order has changed.
     ///
     /// All ranks make this call at the same point between passes, usually once, after the first pass. The call costs a
     /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. It
     /// changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
-    /// anew, because the checker can check a recording only with the buckets that were in use when it was made.
-    /// [Take](Self::take_recording) the old recording before this call. On a GPU, [`replay`](Self::replay) refuses
-    /// passes that were captured before the call, and the trainer must ask for addresses again.
+    /// anew, because the checker needs the buckets with which a recording was made. [Take](Self::take_recording) the
+    /// old recording before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the
+    /// call, and the trainer must ask for addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -60,8 +61,8 @@ impl<D: Device> Stepper<D> {
     /// `Unsupported` if the stepper is [sharded](crate::Strategy) or [offloaded](crate::StepperBuilder::offload), or if
     /// the caller sums the buckets or owns them (use [`rebind`](Self::rebind)). `Order` inside a pass. `Poisoned` after
     /// a failure. If the new buckets cannot be built, for example for lack of memory, the stepper keeps its old
-    /// buckets. If only some ranks keep their old buckets, the next collective that [compares calls](Self::set_lr)
-    /// returns `Mismatch`.
+    /// buckets. If only some ranks have new buckets, the next collective that [compares calls](Self::set_lr) returns
+    /// `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -84,10 +85,10 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Adds an optimizer to parameters. It runs after the optimizers that the parameters already have. A parameter that
-    /// had no optimizer is stepped from now on. All ranks make this call at the same point between passes. The call
-    /// costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and preserves the same values. The new optimizer's
-    /// states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
+    /// Adds an optimizer to parameters. The new optimizer runs after the optimizers that the parameters already have.
+    /// If a parameter had no optimizer, it is stepped from now on. All ranks make this call at the same point between
+    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and changes as little. The new
+    /// optimizer's states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -108,8 +109,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Unsupported` if the stepper is [sharded](crate::Strategy) or [offloaded](crate::StepperBuilder::offload), or if
-    /// an optimizer of your own cannot reach the tensors or step their element types. `Config` for hyperparameters out
-    /// of range, for a parameter that is named twice, or for a parameter with the action
+    /// an optimizer of your own cannot reach the tensors, or cannot step their element types. `Config` for
+    /// hyperparameters out of range, for a parameter that is named twice, or for a parameter with the action
     /// [`Leave`](SegmentAction::Leave). `Config` if the optimizer carries a product of momenta
     /// ([`NAdam`](crate::NAdam)), and a parameter that had no optimizer has a step count above 0. `Layout` if an id is
     /// of another layout. `Order` inside a pass. `Poisoned` after a failure. After each of these errors the stepper is
@@ -262,9 +263,9 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Gives an optimizer to a group that was built without one. The group's name then selects the optimizer in
+    /// Sets the optimizer of a group that was built without one. The group's name then selects the optimizer in
     /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper), [`set_lr_schedule`](Self::set_lr_schedule) and
-    /// [`optimizers`](Self::optimizers), as if the builder had been given the optimizer. The optimizer steps those
+    /// [`optimizers`](Self::optimizers), as if you had set the optimizer on the builder. The optimizer steps those
     /// parameters of the group that have the action [`Step`](SegmentAction::Step) and no optimizer yet. This includes
     /// parameters that [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at
     /// the same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).

@@ -1,8 +1,8 @@
-//! Reads, saves and loads the values that one pass gives to the next: the dynamic loss scale, and the norm for
+//! Reads, saves and loads the values that one pass computes for the next: the dynamic loss scale, and the norm for
 //! clipping.
 //!
-//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read must not wait for a step.
-//! Otherwise Normed's steps could not overlap with the next forward.
+//! The values lie on the device. In each pass, the trainer reads the pass's loss scale. This read must not wait for a
+//! step, because otherwise steps in `Normed` mode could not overlap with the next forward.
 
 use std::mem::offset_of;
 
@@ -73,7 +73,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, for a checkpoint.
-    /// The result is the last finite norm of any pass, or `None` if no pass has had one yet.
+    /// The result is the last finite norm of any pass, or `None` if no pass has had a finite norm yet.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -127,7 +127,7 @@ impl<D: Device> Stepper<D> {
         Ok(is_decided.then_some(norm))
     }
 
-    /// Returns whether passes are clipped by the previous pass's norm. If they are, a checkpoint has that norm, in
+    /// Returns whether passes are clipped by the previous pass's norm. If they are, a checkpoint includes that norm, in
     /// every mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
@@ -147,8 +147,8 @@ impl<D: Device> Stepper<D> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
-    /// Returns whether the loss scale is dynamic. If it is dynamic, a state that
-    /// [`set_scaler_state`](Self::set_scaler_state) would refuse is an error here too.
+    /// Returns whether the loss scale is dynamic. If it is dynamic, returns an error for a state that
+    /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
             state.validate(self.divisor)?;
@@ -177,7 +177,7 @@ impl<D: Device> Stepper<D> {
 
 impl<D: Device> Stepper<D> {
     /// Returns the loss scale of the open pass. Between passes, returns the scale of the next pass. The trainer
-    /// multiplies its loss by the scale, and the steps divide the gradients by it. A
+    /// multiplies its loss by the scale, and the steps divide the gradients by the scale. A
     /// [dynamic](crate::LossScale::Dynamic) scale is exact in f32. Any other scale is the number with which the stepper
     /// was built.
     ///
@@ -224,9 +224,9 @@ impl Stepper<CudaDevice> {
     /// there. The address stays the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// From this call to the end of the pass, work on the trainer's stream runs after the previous pass's decision.
-    /// This work does not wait for the previous pass's steps. This pass's own decision runs after this work. The host
-    /// does not wait.
+    /// Work that you enqueue on the trainer's stream between this call and the end of the pass runs after the previous
+    /// pass's decision. It does not wait for the previous pass's steps. This pass's own decision runs after this work.
+    /// The host does not wait.
     ///
     /// # Errors
     /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Order` between passes. `Poisoned` after a

@@ -1,7 +1,7 @@
 //! Sharded tensors: the builder's options for them, gathers of full tensors, and refusals of options that need full
 //! gradients or parameters.
 //!
-//! A gather uses the memory of gradients, and restores the gradients afterwards. All refusals come before any
+//! A gather uses the memory of gradients, and restores the gradients afterwards. Every refusal comes before the first
 //! collective call.
 
 use std::num::NonZeroU32;
@@ -49,12 +49,12 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). By default all ranks are one
-    /// group. With 8 ranks and a size of 4, ranks 0 to 3 form one group, and ranks 4 to 7 form another. Each group
+    /// Sets the number of ranks in each group that shards tensors (hybrid sharding, HSDP). By default all ranks form
+    /// one group. With 8 ranks and a size of 4, ranks 0 to 3 form one group, and ranks 4 to 7 form another. Each group
     /// [shards](Self::strategy) tensors among its ranks. Ranks 0 and 4 are replicas: they have the same shards. After
-    /// the reduce-scatter in each group, replicas all-reduce the gradients of their shards. Choose the ranks of one
-    /// machine as a group, because their links are faster. The size must divide the number of ranks. If sums are exact,
-    /// the size changes no bit of the training.
+    /// the reduce-scatter in each group, replicas all-reduce the gradients of their shards. Choose the size so that
+    /// each group is on one machine, because links inside a machine are faster. The size must divide the number of
+    /// ranks. If sums are exact, the size changes no bit of the training.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -187,7 +187,7 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a full tensor from all ranks, or from only this rank if the tensor is full here.
+    /// Copies a full tensor to `bytes`: from all ranks, or from only this rank if this rank has the full tensor.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
         // In a group of one, this rank has all of the tensor. No collective runs then, because it would overwrite
         // gradients while a slice of them may be alive.
@@ -231,7 +231,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
+    /// Returns how many bytes each rank sends in one [exchange](Self::exchange_pieces), if each rank has at most
+    /// `bytes` to send.
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
         // Between passes no slice of a sharded gradient can exist, because `refuse_shard` refuses the slice. Local
         // gradients lie after the sharded gradients.
@@ -277,7 +278,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
-        // In a group of one, the shard is the whole tensor.
+        // In a group of one, the shard is the full tensor.
         let is_sharded = self.is_sharded(segment) && self.plan.shards().0 > 1;
         if !is_sharded || !(memory.is_sharded_state() || is_summed) {
             return Ok(());
@@ -304,8 +305,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if no pass broadcasts them. Sharded parameters, and parameters with sharded
-    /// masters, are not broadcast, because each rank has only a shard.
+    /// Adds written values to the agreement if no pass broadcasts them. These are the values of sharded parameters, and
+    /// of parameters with sharded or offloaded masters. Sharded values are not broadcast, because each rank has only a
+    /// shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
@@ -322,5 +324,6 @@ impl<D: Device> Stepper<D> {
     }
 }
 
-/// Pieces are whole cache lines, so no element is split between two pieces.
+/// The length of a piece is a multiple of this number of bytes, a cache line. Therefore no element is split between two
+/// pieces.
 const LINE: usize = 64;

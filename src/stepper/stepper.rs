@@ -1,6 +1,6 @@
-//! The stepper: one rank's layout, plan, state, schedule and device, with the calls that need nothing else.
+//! The stepper: one rank's layout, plan, state, schedule and device, and the calls that need only these.
 //!
-//! The stepper tells the schedule what the trainer does, and the schedule decides the order of the ops. The safe
+//! The stepper reports the trainer's calls to the schedule, and the schedule decides the order of the ops. The safe
 //! interface cannot race, because views borrow the pass, and every launch borrows the pass mutably or consumes it.
 
 use crate::launch::Settings;
@@ -30,8 +30,8 @@ use crate::stepper::state::written::{Loaded, ParamsWritten};
 /// # Ordering
 /// Calls return once their ops are queued. An access first waits for the ops that it conflicts with. On a GPU, "waits"
 /// means that the trainer's stream waits. The thread itself waits in calls that copy to or from the host, in
-/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead of the GPU. Each other call in which
-/// the thread waits says so.
+/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead of the GPU. Every other call in
+/// which the thread waits says so in its documentation.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -42,7 +42,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) assignment: Arc<Assignment>,
     pub(super) optimizers: Optimizers,
     pub(super) rates: Rates,
-    /// The settings that the next Begin must read.
+    /// The settings that the next `Begin` op reads.
     pub(super) settings: Settings,
     /// Whether these settings still have to be written to the device.
     pub(super) settings_changed: bool,
@@ -87,8 +87,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns what was recorded since the last `take_recording`, if [`record`](crate::StepperBuilder::record) was set.
-    /// The checker accepts only complete lists. A list that begins in the middle of a training run lacks the Records
-    /// for some of its Waits.
+    /// [`check`](Self::check) needs a complete recording. If a recording begins in the middle of a training run, some
+    /// of its `Wait` ops have no `Record` op, and `check` reports them as faults.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -123,8 +123,8 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().take_recording()
     }
 
-    /// Returns the faults of a recording of this stepper: conflicting accesses that are not ordered, and Waits and
-    /// Records that are wrong.
+    /// Returns the faults of a recording of this stepper. Faults are conflicting accesses that are not ordered, and
+    /// wrong `Wait` and `Record` ops.
     pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
         hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
     }
@@ -175,7 +175,7 @@ impl<D: Device> Stepper<D> {
         &self.layout
     }
 
-    /// Returns the plan: buckets and offsets.
+    /// Returns the plan: the buckets, and the offsets of all tensors.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -208,7 +208,7 @@ impl<D: Device> Drop for Stepper<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
     /// The buckets that were stepped before the pass was abandoned, in order. Their new parameters, states and step
-    /// counts stay. Only Eager has such buckets.
+    /// counts stay. Only `Eager` mode has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

@@ -1,10 +1,10 @@
 //! Parameters and ranks that take no part in a pass: frozen parameters, parameters that no rank used, and ranks that
 //! have run out of data.
 //!
-//! The schedule and the settings change together. A frozen or unused parameter takes no gradient and is not stepped,
-//! and no bucket waits for it. The trainer itself names unused parameters. PyTorch instead finds them by
-//! `find_unused_parameters`. The stepper's own buckets can count the ranks with a gradient, but borrowed buckets have
-//! no room for counts. If no rank writes a gradient, declaring the parameter unused gives the same bits as
+//! The schedule and the settings change together. The gradient of a frozen or unused parameter cannot be written. Such
+//! a parameter is not stepped, and no bucket waits for it. The trainer itself names unused parameters, whereas PyTorch
+//! finds them by `find_unused_parameters`. The stepper's own buckets can count the ranks with a gradient, but borrowed
+//! buckets have no room for counts. If no rank writes a gradient, declaring the parameter unused gives the same bits as
 //! `Unused::Skip`.
 //!
 //! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
@@ -20,12 +20,12 @@ use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass and
-    /// takes no gradient. Its value, state and step count do not change, and no bucket waits for it. A bucket in which
-    /// every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen
-    /// parameter is reduced as zeros. All ranks must freeze the same parameters. If ranks differ, the next collective
-    /// that [compares calls](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the
-    /// other ranks get a `Deadline` or `PeerLost`.
+    /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass,
+    /// and its gradient cannot be written. Its value, state and step count do not change, and no bucket waits for it. A
+    /// bucket in which every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a
+    /// frozen parameter is reduced as zeros. All ranks must freeze the same parameters. If ranks differ, the next
+    /// collective that [compares calls](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no
+    /// collective, so the other ranks get a `Deadline` or `PeerLost`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -73,8 +73,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// If the gradient of an unused parameter was written in this pass and not handed over, the stepper replaces it by
     /// zeros before the reduce. After a hand-over, and with sums [by the caller](crate::Sums::by_caller), the stepper
-    /// does not write the gradient, so the gradient must be zeros. With [`Accumulation::Summed`](crate::Accumulation),
-    /// the gradient keeps the sums of earlier micro-batches.
+    /// does not write the gradient, so the gradient must already be zeros. With
+    /// [`Accumulation::Summed`](crate::Accumulation), the gradient keeps the sums of earlier micro-batches.
     ///
     /// ```
     /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
@@ -98,11 +98,11 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Does not wait. In Eager, call it before the hand-over of each parameter that it names. In Normed and Sequential,
-    /// call it before the pass is finished. In a captured pass, this call is part of the capture. If all parameters of
-    /// a bucket are unused, the bucket is launched and reduced when a later bucket's hand-over needs it. If buckets may
-    /// be handed over in any order, such a bucket is launched in [`bucket_ready`](Self::bucket_ready) or when the pass
-    /// is finished.
+    /// Does not wait. In `Eager` mode, make this call before the hand-over of each parameter in `params`. In `Normed`
+    /// and `Sequential` mode, make this call before the pass is finished. In a captured pass, this call is part of the
+    /// capture. If all parameters of a bucket are unused, this call does not launch the bucket. A later hand-over, or
+    /// the end of the pass, launches and reduces the bucket. If buckets may be handed over in any order, only
+    /// [`bucket_ready`](Self::bucket_ready) for this bucket or the end of the pass launches it.
     ///
     /// All ranks must declare the same parameters, before the same hand-overs. If ranks differ and their collective
     /// [compares calls](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter after
@@ -111,9 +111,9 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs),
-    /// because buckets then count ranks. `Order` if no pass is open, or if this is not the pass's last micro-batch. In
-    /// Eager, also `Order` if one of the parameters was handed over. `Layout` if an id is of another layout. A refused
-    /// call has changed nothing.
+    /// because buckets then count ranks. `Order` if no pass is open, or if this is not the pass's last micro-batch.
+    /// `Order` in `Eager` mode if one of the parameters was handed over. `Layout` if an id is of another layout. A
+    /// refused call has changed nothing.
     pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
         refuse! {
             "unused" = "Skip", if self.unused == Unused::Skip

@@ -1,8 +1,8 @@
 //! The identifier of one tensor of a parameter, and the bytes of its elements.
 //!
 //! Every call that reads or writes a tensor takes a `TensorId`. The identifier does not name a `Memory`: `claims.rs`
-//! finds the `Memory`, and refuses tensors that the stepper does not have. All readers and writers take the byte range
-//! from `Elements`.
+//! finds the `Memory`, and refuses tensors that the stepper does not have. All readers and writers use `Elements` to
+//! compute a tensor's byte range.
 
 use std::ops::Range;
 
@@ -26,18 +26,19 @@ use crate::schedule::Schedule;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorId<'n> {
-    /// The parameter itself. Reading it as f32 returns its [master weight](crate::Master), if it has one.
+    /// The parameter itself. If the parameter has a [master weight](crate::Master),
+    /// [`Stepper::read`](crate::Stepper::read) returns the master's values.
     Param(ParamId),
-    /// The parameter's gradient. After a pass it is **the sum over ranks, including the loss scale**. It is neither
-    /// divided nor clipped. The step divides and clips by one common factor, and does not write the gradient. For the
-    /// mean, divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
-    /// [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
+    /// The parameter's gradient. After a pass it is **the sum over ranks, still multiplied by the loss scale**. It is
+    /// not divided and not clipped. The step divides and clips by one common factor, and does not write the result to
+    /// the gradient. For the mean, divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale.
+    /// With the action [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
     /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient after the step.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
     /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of
-    /// optimizer keep as many states as the group that needs the most. A state that an optimizer does not use stays
-    /// zero.
+    /// optimizer have as many states as the group that needs the most states. A state that an optimizer does not use
+    /// stays zero.
     State(ParamId, &'n str),
     /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type. Only steps write it. It is zeros
     /// until the parameter's first update.

@@ -1,4 +1,5 @@
-//! Serves ranks that write one file together: the part of each rank, and messages between ranks.
+//! Serves ranks that write one checkpoint file together. It reads each rank's part of a tensor, and sends messages
+//! between ranks.
 //!
 //! Messages use the memory of the first gradients. The gradients are restored afterwards, as in `shards.rs`. The parts
 //! of all ranks cover the full tensor without a gap.
@@ -23,8 +24,8 @@ impl<D: Device> Stepper<D> {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
 
-    /// Returns whether this rank is in the first group of ranks that together have all shards. The other groups are
-    /// replicas.
+    /// Returns whether this rank is in the first group of ranks. The ranks of each group together have all shards, and
+    /// the other groups are replicas of the first.
     pub(crate) fn is_of_first_group(&self) -> bool {
         self.rank() < self.plan.shards().0
     }
@@ -40,9 +41,10 @@ impl<D: Device> Stepper<D> {
         self.params_written.is_broadcast_due()
     }
 
-    /// Copies this rank's part of a tensor, and returns the part's elements. If the tensor is not sharded, rank 0's
-    /// part is the full tensor, and the parts of the other ranks are empty. If `rank_0s` is set, the same holds for
-    /// parameters that are full on every rank.
+    /// Copies this rank's part of a tensor, and returns the part's elements. If the parameter's bucket is not sharded,
+    /// rank 0's part is the full tensor, and the parts of the other ranks are empty. If the bucket is sharded, a rank's
+    /// part is its shard, even of a parameter that is full on every rank. With `rank_0s`, rank 0's part of such a
+    /// parameter is the full parameter.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,

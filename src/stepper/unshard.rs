@@ -1,8 +1,8 @@
 //! Unshards and reshards buckets of sharded parameters.
 //!
 //! On the host addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU a full bucket
-//! has separate memory, at a new address each time. Every read and write of a parameter first checks here that its
-//! bucket is full.
+//! has separate memory, at a new address each time it is unsharded. Every read and write of a parameter first checks,
+//! with functions of this file, that its bucket is full.
 
 use std::num::NonZeroU32;
 
@@ -24,9 +24,10 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). Call this
-    /// some time before the access, so that the all-gather overlaps with other work. All ranks must unshard the same
-    /// buckets in the same order, inside a pass or between passes. The call does nothing if the bucket is already full.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). Make this
+    /// call some time before you access the bucket, so that the all-gather overlaps with other work. All ranks must
+    /// unshard the same buckets in the same order, inside a pass or between passes. The call does nothing if the bucket
+    /// is already full.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -55,8 +56,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
     /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs a
-    /// device's collectives in the order of the calls. Two processes on one H200 have run this strategy. Several GPUs
-    /// have not run it yet.
+    /// device's collectives in the order of the calls. This strategy has run in two processes on one H200. It has not
+    /// run on several GPUs yet.
     ///
     /// # Ordering
     /// Returns at once. An access of the bucket waits for the all-gather. The all-gather runs after the bucket's last
@@ -65,7 +66,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Layout` if there is no such bucket. `Order` if [as many buckets as allowed](StepperBuilder::max_unsharded) are
     /// unsharded already, or if the open pass has launched this bucket. After a [rescue](Self::rescue), returns the
-    /// failure that led to the rescue. The next access reports later failures.
+    /// failure that led to the rescue. If the all-gather fails later, the next access returns that failure.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;

@@ -1,8 +1,8 @@
 //! Slices of tensors. A slice is returned only after the ops that conflict with it have ended.
 //!
 //! This is sound because of three facts. First, a slice borrows the stepper, and every launch borrows the stepper
-//! mutably. Second, a parameter that was handed over is refused. Third, the checker proves that the schedule has no
-//! race with these accesses, and a slice is made only after the schedule's waits.
+//! mutably. Second, no slice is made of a parameter that was handed over. Third, the checker proves that the schedule
+//! has no race with these accesses, and a slice is made only after the schedule's waits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -41,7 +41,8 @@ impl<'a> Params<'a> {
         self.get_as(id)
     }
 
-    /// Returns one parameter, in the type that the stepper's [precision](crate::StepperBuilder::precision) gives it.
+    /// Returns one parameter, in the type that the stepper's [precision](crate::StepperBuilder::precision) sets for
+    /// parameters.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`Stepper::view`].
@@ -56,7 +57,7 @@ impl<'a> Grads<'a> {
     }
 
     /// Returns one f32 gradient. Write all of it. For a gradient of another type, use [`Stepper::view_mut`] with
-    /// `id.grad()`, or [`write`](Self::write), which converts.
+    /// `id.grad()`, or [`write`](Self::write), which converts the values.
     ///
     /// # Shapes
     /// The slice has as many elements as the parameter, and is aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -73,7 +74,7 @@ impl<'a> Grads<'a> {
     }
 
     /// Returns one or more gradients at once, in the type that the stepper's
-    /// [precision](crate::StepperBuilder::precision) gives them.
+    /// [precision](crate::StepperBuilder::precision) sets for gradients.
     ///
     /// # Errors
     /// Errors as for [`get_mut`](Self::get_mut). `Layout` if two ids are the same.
@@ -125,8 +126,9 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32. The first write of a gradient in the pass replaces the gradient instead. With
-    /// [`Accumulation::Summed`](crate::Accumulation), the first write in each micro-batch replaces the gradient.
+    /// Adds `values` to the gradient, in f32 arithmetic. If this is the first write of the gradient in the pass,
+    /// `values` replaces the gradient instead. With [`Accumulation::Summed`](crate::Accumulation), the first write in
+    /// each micro-batch replaces the gradient.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
@@ -247,8 +249,8 @@ impl Stepper {
     /// [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Ordering as for [`read`](Self::read). Inside a pass, a frozen parameter is returned without a wait for its
-    /// bucket's step.
+    /// Ordering as for [`read`](Self::read). Inside a pass, this call does not wait for the bucket's step if the
+    /// parameter is frozen.
     ///
     /// # Errors
     /// Errors as for [`read`](Self::read). `Unsupported` if the tensor is of another type.
@@ -259,8 +261,8 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns a tensor in place for writing. Between passes this can be any tensor, and in a pass only a gradient. The
-    /// tensor then counts as written, as after [`write`](Self::write).
+    /// Returns a tensor in place for writing. Between passes, `tensor` can be any tensor. In a pass, it can only be a
+    /// gradient. The tensor then counts as written, as after [`write`](Self::write).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -287,7 +289,8 @@ impl Stepper {
     /// # Errors
     /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
     /// if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or has a [master
-    /// weight](crate::Master). Only [`write`](Self::write) updates all copies of the parameter's values.
+    /// weight](crate::Master). Use [`write`](Self::write) for such a parameter, because its values lie in several
+    /// places.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;
@@ -310,8 +313,8 @@ impl Stepper {
     }
 
     /// Returns a bucket's gradients in the open pass as one slice. Write all of the slice. The [plan](Self::plan) gives
-    /// the gradients' offsets in the slice. The slice includes the padding, which may have any content. It excludes the
-    /// elements that count ranks. All gradients of the bucket count as written after this call.
+    /// the gradients' offsets in the slice. The slice includes the padding, and you may leave any values there. It
+    /// excludes the elements that count ranks. All gradients of the bucket count as written after this call.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -369,7 +372,7 @@ impl Stepper {
     }
 }
 
-/// Returns what error messages call the tensors of a `Memory`.
+/// Returns the name of a `Memory`'s tensors for error messages.
 fn named(memory: Memory) -> &'static str {
     match memory {
         Memory::Params | Memory::HostParams => "parameters",

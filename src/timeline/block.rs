@@ -1,14 +1,14 @@
-//! A lane as blocks: each operation and each wait with its stream, its name and its pass.
+//! Converts a lane to blocks. A block is one operation or one wait, with its stream, its name and its pass.
 //!
-//! Trace and picture both show blocks, so both use the same names. A block has no pass if the recording does not prove
-//! to which pass it belongs.
+//! The trace and the picture both show these blocks, so they use the same names. A block has no pass if the recording
+//! does not prove to which pass it belongs.
 
 use std::collections::HashMap;
 
 use crate::op::{Action, Group, Op, Phase, Stream};
 use crate::timeline::{Interval, Lane};
 
-/// The kind of a block. It decides the block's colour.
+/// The kind of a block. It determines the block's colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Waiting,
@@ -39,13 +39,13 @@ impl Kind {
     }
 }
 
-/// One interval of one stream.
+/// One operation or one wait on a stream.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) stream: Stream,
     pub(super) kind: Kind,
     pub(super) interval: Interval,
-    /// Words and numbers without any character that a format must escape.
+    /// The name. It consists of words and numbers, so it needs no escapes in any output format.
     pub(super) name: String,
     pub(super) pass: Option<u64>,
     pub(super) bucket: Option<u32>,
@@ -127,9 +127,10 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
 }
 
-/// Finds the pass of each op, for ops in order of their starts. Only a collective says to which pass it belongs. A
-/// bucket's norm and step come after its reduce and before its next reduce. A decision comes between the last reduce of
-/// its pass and the first reduce of the next. A pass is opened before its first op.
+/// Finds the pass of each op. The ops are in order of their starts. Only a collective has the number of its pass, and
+/// the passes of other ops follow from these rules. A bucket's norm and step come after its reduce and before its next
+/// reduce. A decision comes between the last reduce of its pass and the first reduce of the next pass. A pass is opened
+/// before its first op.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;

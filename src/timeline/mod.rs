@@ -24,10 +24,10 @@ pub struct Lane<'a> {
     pub blocked: &'a [Interval],
 }
 
-/// Time of one rank's optimizer, and the part of it that the trainer waited for.
+/// How long one rank's optimizer worked, and for how much of this time the trainer was waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exposure {
-    /// Time in which the optimizer stream worked.
+    /// The time in which the optimizer stream worked.
     pub busy_ns: u64,
     /// The part of `busy_ns` in which the trainer was blocked.
     pub exposed_ns: u64,
@@ -47,7 +47,8 @@ impl Exposure {
     }
 }
 
-/// Intersects busy and blocked intervals. Each list must be disjoint and ascending.
+/// Computes the exposure. The optimizer stream worked in the intervals `busy`, and the trainer was blocked in the
+/// intervals `blocked`. The intervals of each list must not overlap, and must be in ascending order.
 pub fn exposure(busy: &[Interval], blocked: &[Interval]) -> Exposure {
     let sum = |all: &[Interval]| all.iter().map(Interval::ns).fold(0, u64::saturating_add);
     Exposure { busy_ns: sum(busy), exposed_ns: sum(&find_exposed(busy, blocked)) }

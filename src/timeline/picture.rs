@@ -1,6 +1,7 @@
 //! Timelines as an SVG picture: streams over time, with exposed time in red.
 //!
-//! Equal lanes give equal text. The trainer's own work is not measured. The picture shows it as the time between waits.
+//! The same lanes always give the same text. The trainer's own work is not measured. The picture shows it as the time
+//! between waits.
 
 use std::fmt;
 
@@ -166,7 +167,8 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane, one per stream. A stream that only some steppers use gets no row if no lane uses it.
+/// The rows of each lane, one per stream. Some streams are not used by every stepper. If no lane uses such a stream,
+/// the stream has no row.
 #[derive(Clone, Copy)]
 struct Rows {
     has: [bool; STREAMS],

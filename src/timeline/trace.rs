@@ -1,4 +1,4 @@
-//! Timelines in the trace-event format. ui.perfetto.dev and chrome://tracing open them.
+//! Writes timelines in the trace-event format. ui.perfetto.dev and chrome://tracing show such files.
 //!
 //! In the trace, each rank is a process and each stream is a thread. This file writes text and opens no file. It does
 //! not escape text, because all names come from this file or from `block`.
@@ -42,8 +42,8 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("\n]}\n")
 }
 
-/// Writes one complete event. Events that describe the block's rank come first, so this event always starts with a
-/// comma.
+/// Writes a block as one complete event. The events that describe the rank have been written before, so the text starts
+/// with a comma.
 fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     let (name, category, stream) = (&block.name, block.kind.name(), block.stream.index());
     write!(
@@ -61,7 +61,7 @@ fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     out.write_str("}}")
 }
 
-/// Nanoseconds that are printed in microseconds without rounding.
+/// A number of nanoseconds. It is printed in microseconds, without rounding.
 pub(super) struct Micros(pub(super) u64);
 
 impl Display for Micros {

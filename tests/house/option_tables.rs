@@ -11,14 +11,15 @@ use instep::optim::{ALL, Descriptor, Field, States};
 const HEADER: &str = "\
 # Optimizers
 
-The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration
-of `instep replay` uses the name in lower case. [reference/optimizers.rs](../reference/optimizers.rs) has each formula in
-f64, and tests compare the kernels with it. `tests/house/option_tables.rs` generates this page from the tables in
-`src/optim`.
+Names and defaults on this page are those of `torch.optim`. If PyTorch lacks an optimizer, they are those of its paper. A
+configuration of `instep replay` has the optimizer's name in lower case.
+[reference/optimizers.rs](../reference/optimizers.rs) has each formula in f64, and tests compare the kernels with these
+formulas. `tests/house/option_tables.rs` generates this page from the tables in `src/optim`.
 
 ## Formats
 
-AdamW's bytes per parameter. \"In memory\" does not count the gradient; \"Moved by a step\" does.
+The table has the bytes per parameter for AdamW. \"In memory\" does not count the gradient. \"Moved by a step\" counts the
+bytes that a step reads and writes, including those of the gradient.
 
 | Parameters, states | In memory | Moved by a step | Rust: `Precision`; Python |
 |---|---|---|---|
@@ -29,14 +30,14 @@ AdamW's bytes per parameter. \"In memory\" does not count the gradient; \"Moved 
 | bf16, bf16 | 6 | 14 | `param, grad: BF16`, `moments: BF16`; bf16 parameters |
 | bf16 rounded stochastically, 8 bits | 4.03 | 10.1 | `rounding: Stochastic`; `seed=1, states=\"8bit\"` |
 
-A remainder holds the 16 bits that bf16 drops from an f32, so parameter and remainder together are exactly an f32. 8-bit states
-have one scale per 256 elements.
+A remainder has the 16 bits of an f32 that bf16 lacks, so a parameter and its remainder together are exactly an f32.
+8-bit states have one scale per 256 elements.
 
 ![Loss of a small GPT in three formats](loss.svg)
 
-The curves come from `python python/benches/loss.py --svg docs/loss.svg`: 500 steps of a GPT of two layers on this
-repository's own text, with five seeds. The last losses are 2.338 in f32 (2.304 to 2.401, by seed), 2.332 with remainders, and
-2.336 with stochastic rounding.
+The curves come from `python python/benches/loss.py --svg docs/loss.svg`. This program trains a GPT of two layers for 500
+steps on this repository's own text, with five seeds. The last losses are 2.338 in f32 (2.304 to 2.401, by seed), 2.332 with
+remainders, and 2.336 with stochastic rounding.
 ";
 
 fn states(states: &States) -> String {

@@ -1,7 +1,7 @@
-//! The cases of the step bench: optimizers, shapes, and the values of their tensors.
+//! The cases of the step bench: their optimizers, their shapes, and the values in their tensors.
 //!
-//! Each value is a function of its index. No value is 0, because the square root of 0 takes a slow path on some
-//! machines.
+//! The value of an element is a function of the element's index. No value is 0, because the square root of 0 takes a
+//! slow path on some machines.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -19,18 +19,18 @@ use super::system::last_level_cache_bytes;
 /// The world size of the timed steps. It is not 1, so that the division by it is timed too.
 pub(super) const WORLD_SIZE: u32 = 8;
 
-/// The approximate number of elements in a sample. To step them takes tens of milliseconds, much longer than a clock
-/// tick or a wake-up.
+/// The approximate number of elements that one sample steps. A sample therefore takes tens of milliseconds, much longer
+/// than a clock tick or the wake-up of a thread.
 pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
 
-/// An optimizer, and the options on which its memory traffic depends.
+/// An optimizer, or one of its `VARIANTS`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     descriptor: &'static Descriptor,
     variant: Option<&'static Variant>,
 }
 
-/// An optimizer under another name, with some options changed.
+/// An optimizer with some options changed, and the name of this combination.
 #[derive(Debug)]
 struct Variant {
     name: &'static str,
@@ -38,7 +38,7 @@ struct Variant {
     changes: &'static [(&'static str, Value)],
 }
 
-/// Optimizers with an option that adds a state.
+/// The variants. Each sets an option that adds a state to its optimizer, and so changes the memory traffic of a step.
 const VARIANTS: [Variant; 2] = [
     Variant { name: "momentum", of: Sgd::DESCRIPTOR, changes: &[("momentum", Value::Number(0.9))] },
     Variant { name: "amsgrad", of: AdamW::DESCRIPTOR, changes: &[("amsgrad", Value::Flag(true))] },
@@ -71,12 +71,12 @@ impl Case {
         Ok(optimizer)
     }
 
-    /// Returns whether an element's update depends on the full parameter.
+    /// Returns whether the update of one element depends on all elements of its parameter.
     pub(super) fn is_scaled(self) -> bool {
         self.descriptor.is_scaled
     }
 
-    /// Returns the formula in f64, with this optimizer's hyperparameters.
+    /// Returns this optimizer's formula in f64, with its hyperparameters.
     pub(super) fn reference(self) -> instep::Result<reference::Rule> {
         let optimizer = self.optimizer()?;
         let mut numbers = HashMap::new();
@@ -107,7 +107,7 @@ impl FromStr for Case {
     }
 }
 
-/// Whether a step finds its bucket in the last-level cache.
+/// Whether the bucket is in the last-level cache when it is stepped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
@@ -123,19 +123,20 @@ impl Cache {
     }
 }
 
-/// The size of a bucket, and whether the next step finds its bucket in cache.
+/// The size of a bucket, and whether the bucket is in the cache when it is stepped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shape {
-    /// 64 Ki elements in one segment, stepped again and again.
+    /// One segment of 64 Ki elements. Every step uses the same bucket.
     L2,
-    /// 1 Mi elements in one segment, stepped again and again.
+    /// One segment of 1 Mi elements. Every step uses the same bucket.
     L3,
-    /// 16 Mi elements in one segment. The buckets are together more than four times as large as the last-level cache.
+    /// One segment of 16 Mi elements. The steps rotate through several buckets, which together are more than four times
+    /// as large as the last-level cache.
     Dram,
-    /// 25 MiB of gradients in 50 segments. The buckets are together more than four times as large as the last-level
-    /// cache.
+    /// 50 segments, which have 25 MiB of f32 gradients in all. The steps rotate through several buckets, which together
+    /// are more than four times as large as the last-level cache.
     Bucket,
-    /// A size of a sweep, in one segment.
+    /// One segment with a number of elements that a sweep defines.
     #[value(skip)]
     Sized(usize, Cache),
 }
@@ -172,8 +173,8 @@ impl Shape {
         segments * length
     }
 
-    /// Returns the number of buckets. For [`Cache::Beyond`] it is so large that no bucket is still in cache at its next
-    /// step.
+    /// Returns the number of buckets. With [`Cache::Beyond`] and without `quick`, the buckets are so large in all that
+    /// each has left the cache before it is stepped again.
     pub(super) fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
         let bytes = self.elements() as u64 * bytes_per_element;
         let beyond = (4 * last_level_cache_bytes()).div_ceil(bytes) as usize;
@@ -202,7 +203,7 @@ pub(super) fn parameter(k: usize) -> f32 {
     0.5 + (k % 977) as f32 * 1e-3
 }
 
-/// Returns the bytes that an element takes in all arrays. The few scales of 8-bit states are not counted.
+/// Returns the number of bytes per element, summed over all arrays. The few scales of 8-bit states are not counted.
 pub(super) fn resident_bytes(case: Case, kind: Kind) -> instep::Result<u64> {
     let (precision, states) = (kind.precision(), case.optimizer()?.state_names().len() as u64);
     let stepped = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();

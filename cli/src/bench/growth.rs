@@ -1,5 +1,5 @@
-//! Times each stage of a training, from the layout to the checkpoint, with growing numbers of parameters. Each figure
-//! is the time divided by the number of parameters.
+//! Times each stage of a training run, from the layout to the checkpoint, for growing numbers of parameters. Each
+//! figure is the time divided by the number of parameters.
 //!
 //! Parameters are small, so the bench times bookkeeping. If a column is constant, the time is linear in the number of
 //! parameters.
@@ -19,7 +19,7 @@ use crate::Failure;
 use crate::console::print_line;
 
 const ELEMENTS: usize = 16;
-/// The number of parameters in a bucket. It is fixed, so that the number of buckets grows too.
+/// The number of parameters in a bucket. It is fixed, so the number of buckets grows with the number of parameters.
 const IN_BUCKET: usize = 1024;
 const CAP_BYTES: u64 = (IN_BUCKET * ELEMENTS * size_of::<f32>()) as u64;
 const USUAL: [usize; 3] = [1_000, 10_000, 100_000];
@@ -94,8 +94,8 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the nanoseconds per parameter of each stage. The stages of a checkpoint are `None` if it cannot hold this
-/// number of names.
+/// Returns the nanoseconds per parameter of each stage, and the name of the instruction set. The two stages of a
+/// checkpoint are `None` if a checkpoint cannot hold so many names.
 fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.len()], &'static str)> {
     let mut stages = [None; STAGES.len()];
     let mut clock = Instant::now();

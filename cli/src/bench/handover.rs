@@ -1,7 +1,7 @@
-//! The cost of a hand-over on the trainer's thread. In one case a call of `grad_ready` only counts a gradient. In the
-//! other case each call completes a bucket and queues the bucket's ops.
+//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread. In one case, all calls except the last
+//! only count a gradient. In the other case, each call completes a bucket and queues the bucket's ops.
 //!
-//! Buckets are tiny, so the streams do little work. The cost includes the locks and wake-ups of the streams. Only the
+//! Buckets are tiny, so the streams do little work. The time includes locking the streams and waking them. Only the
 //! trainer's thread is timed.
 
 use std::time::Instant;

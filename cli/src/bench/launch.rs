@@ -1,7 +1,8 @@
-//! The overhead that `BucketStep` adds to its kernel: checks, addresses and the scalars of an update.
+//! Times the work that a `BucketStep` adds to its kernel: it checks tensors, computes addresses, and derives the
+//! scalars of an update.
 //!
-//! Every round also times only the kernel, on the same memory and one thread. In the last entry of `CASES`, each
-//! parameter's tensors are separate, so the kernel is called once per parameter.
+//! Every round times a `BucketStep`, and then only its kernel on the same memory. Both run on one thread. In the last
+//! entry of `CASES`, each parameter's tensors are separate, so the kernel is called once per parameter.
 
 use std::time::Instant;
 
@@ -14,8 +15,8 @@ use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
-/// The number of parameters in a bucket, the elements of each, and whether each parameter's tensors have separate
-/// memory.
+/// The number of parameters in a bucket, the number of elements of each parameter, and whether each parameter's tensors
+/// have separate memory.
 const CASES: [(usize, usize, bool); 4] =
     [(1, 256, false), (1, 2048, false), (1, 65_536, false), (16, 256, true)];
 const SAMPLE_ELEMENTS: usize = 1 << 20;

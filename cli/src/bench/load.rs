@@ -1,4 +1,4 @@
-//! The share of the machine that other processes used while the benches ran.
+//! The share of the machine's CPU time that other processes used while the benches ran.
 //!
 //! This module reads Linux's `/proc`, where all times are in ticks of the same length. On other systems the load is
 //! unknown.
@@ -7,8 +7,8 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The share of all cores' time, in percent, above which the figures of a run are unreliable. An idle system's own work
-/// stays below it.
+/// The figures of a run are unreliable if others used more than this share of all cores' time, in percent. On an idle
+/// machine, the system's own work stays below this share.
 const WORTH_A_WORD_PERCENT: f64 = 5.0;
 
 /// CPU time since the machine started, in ticks.
@@ -18,7 +18,7 @@ struct Ticks {
     total: u64,
     /// Ticks in which the cores were busy.
     busy: u64,
-    /// Ticks in which the hypervisor ran another machine.
+    /// Ticks in which the hypervisor ran another virtual machine.
     steal: u64,
     /// Ticks in which the cores ran this process, or a process that it started and waited for.
     own: u64,
@@ -29,12 +29,12 @@ pub(super) struct Watch {
     start: Option<Ticks>,
 }
 
-/// The share of all cores' time that others used.
+/// The shares of all cores' time that this process did not get.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Load {
-    /// Other processes, and interrupts.
+    /// The share that other processes and interrupts used.
     others_percent: f64,
-    /// Other virtual machines.
+    /// The share that other virtual machines used.
     steal_percent: f64,
 }
 
@@ -43,7 +43,7 @@ impl Watch {
         Watch { start: Ticks::now() }
     }
 
-    /// Returns the load so far, or none if the system does not report it.
+    /// Returns the load so far, or `None` if the system does not report it.
     pub(super) fn load(&self) -> Option<Load> {
         Load::between(self.start?, Ticks::now()?)
     }

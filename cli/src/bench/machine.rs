@@ -1,7 +1,7 @@
-//! The machine and the build to which figures belong. Their description is the header of the tables and a part of the
-//! JSON.
+//! Describes the machine and the build with which figures were measured. The description stands before the tables and
+//! in the JSON.
 //!
-//! This module names no user and no path. A fact that the system does not report is left out.
+//! The description contains no name of a user and no path. It lacks facts that the system does not report.
 
 use std::fmt;
 use std::fs;
@@ -21,7 +21,7 @@ pub(super) struct Machine {
     /// Kernel threads of a stepper, if no option sets their number.
     kernel_threads: usize,
     caches: Vec<CacheSize>,
-    /// Null if the system does not report it.
+    /// The frequency governor of the first core; null if the system does not report it.
     governor: Option<String>,
     /// Instruction sets that both this build and the processor have.
     isa_available: Vec<&'static str>,
@@ -29,7 +29,7 @@ pub(super) struct Machine {
     version: &'static str,
     /// `release` or `debug`.
     build: &'static str,
-    /// `unknown` if there is no source tree or no git.
+    /// The commit of the source tree; `unknown` if there is no source tree or no git.
     commit: String,
 }
 

@@ -1,8 +1,8 @@
-//! `instep bench`: times steps on this machine against the memory ceiling.
+//! `instep bench`: times optimizer steps on this machine and compares them with a memory ceiling.
 //!
 //! Three benches run on every device: step, overlap and handover. Launch, distance, sharding and growth run only on the
-//! host. Norm, control and graph run only on a GPU. No bench fails because of a time. benches/README.md explains every
-//! column.
+//! host. Norm, control and graph run only on a GPU. No bench fails because a step is slow. benches/README.md explains
+//! every column.
 
 mod cases;
 mod distance;
@@ -47,28 +47,29 @@ use sizes::{GPU_BYTES, HOST_BYTES, Sizes};
 /// The benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Bench {
-    /// One bucket's step and its ceiling. The ceiling is an in-place loop on the host, and the faster of two copies on
-    /// a GPU.
+    /// One bucket's step, compared with a memory ceiling. On the host, the ceiling is an in-place loop. On a GPU, it is
+    /// the faster of two copies.
     Step,
-    /// One bucket's norm and the same copies. It needs a GPU.
+    /// One bucket's norm, compared with the faster of two copies. This bench needs a GPU.
     Norm,
-    /// Begin and Decide, which a pass has once each. It needs a GPU.
+    /// The kernels Begin and Decide. A pass launches each of them once. This bench needs a GPU.
     Control,
-    /// The replay of a captured pass, and the same pass call by call. It needs a GPU.
+    /// The replay of a captured pass, compared with the same pass made call by call. This bench needs a GPU.
     Graph,
-    /// Optimizer time for which the trainer waits, by mode and bucket cap.
+    /// The time for which the trainer waits for the optimizer, in each mode.
     Overlap,
-    /// The trainer's own time in `grad_ready`.
+    /// The time of a call of `grad_ready` on the trainer's thread.
     Handover,
-    /// The overhead of a `BucketStep` over its kernel. It runs on the host.
+    /// The time that a `BucketStep` adds to its kernel. This bench runs on the host.
     Launch,
-    /// Arrays that are 256 MiB apart, with starts at the same offset in a page and with staggered starts. It runs on
-    /// the host.
+    /// The memory traffic of a step over arrays that are 256 MiB apart. Starts at the same offset in a page are
+    /// compared with staggered starts. This bench runs on the host.
     Distance,
-    /// A pass in three variants: without shards, with sharded states, and with sharded states and parameters. It runs
-    /// on the host.
+    /// A pass in three variants: without shards, with sharded states, and with sharded states and parameters. This
+    /// bench runs on the host.
     Sharding,
-    /// Every call's time per parameter, for growing numbers of parameters. It runs on the host.
+    /// The time per parameter of each stage of a training run, for growing numbers of parameters. This bench runs on
+    /// the host.
     Growth,
 }
 
@@ -103,7 +104,7 @@ pub struct Arguments {
     /// Element types of the step bench, and of a GPU's norm bench.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
-    /// Shapes of the step bench on the host, if there is no sweep of sizes [default: all].
+    /// Shapes of the step bench on the host, without -b, -e and -f [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     shape: Vec<Shape>,
     #[command(flatten)]
@@ -114,10 +115,11 @@ pub struct Arguments {
     /// Numbers of kernel threads [default: 1 and one per core].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=Pool::MAX_THREADS as i64))]
     threads: Vec<u16>,
-    /// Numbers of parameters of the growth bench [default: 1000,10000,100000]. A million take 4 GiB of memory.
+    /// Numbers of parameters of the growth bench [default: 1000,10000,100000]. A million parameters take 4 GiB of
+    /// memory.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
     parameters: Vec<usize>,
-    /// Number of rounds; every candidate runs once in each.
+    /// Number of rounds. Every candidate runs in each round.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Use few rounds and little memory, to check that everything runs.
@@ -129,7 +131,8 @@ pub struct Arguments {
     /// Also write every figure to this file as one JSON object, after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw the step bench's share of the ceiling by size, as an SVG file, after each row.
+    /// Also draw how close steps come to the ceiling, by size of the bucket. The SVG file is written again after each
+    /// row.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Also write every figure under benches/record/ of the source tree of this build.
@@ -142,9 +145,9 @@ pub struct Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// `Library` if the device does not exist or a stepper cannot be built. `File` if a record cannot be written. `Bench`
-/// if an option is for another device, or if a step computes a wrong result. On the host the first wrong result ends
-/// the bench. On a GPU all rows still run.
+/// `Library` if the device does not exist or a stepper cannot be built. `File` if a file cannot be read or written.
+/// `Bench` if options do not fit together or do not fit the device, or if a step computes a wrong result. On the host,
+/// the first wrong result ends the bench. On a GPU, the remaining cases still run.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,
@@ -153,7 +156,7 @@ pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the benches of `--device cuda:N` on a given device, so that tests can run them without a GPU.
+/// Runs the benches of `--device cuda:N` on a given device. Tests pass a simulated device, so they need no GPU.
 ///
 /// # Errors
 /// Errors as for [`run`].

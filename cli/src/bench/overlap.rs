@@ -1,7 +1,7 @@
-//! The optimizer time for which a trainer waits, by mode and bucket size, with a loop instead of backward.
+//! Measures how long a trainer waits for the optimizer, by mode and bucket size. A loop stands in for backward.
 //!
 //! The loop writes each parameter's gradient, then computes until a fixed time per element has passed. There is one
-//! rank, so no collective takes time. Modes are compared within one round.
+//! rank, so no collective takes time. Every round has one pass of each mode.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
-//! Compares a step with the bits of the baseline instruction set.
+//! Compares the bits of a step with those that the baseline instruction set computes.
 //!
-//! This check is for types with fewer bits than f32. They may round a small update away, so a comparison with a formula
-//! in f64 would prove nothing. Both sides run the same steps before anything is timed.
+//! This check is for types with fewer bits than f32. Rounding to such a type may remove a small update, so a comparison
+//! with a formula in f64 would prove nothing. Both sides run the same steps before anything is timed.
 
 use instep::Isa;
 use instep::bench::Launcher;
@@ -11,8 +11,8 @@ use super::cases::{self, Case, Shape};
 use super::precisions::Kind;
 use crate::Failure;
 
-/// Compares the first bucket's bytes after two steps with those of the baseline instruction set. Both launchers have
-/// the same buckets, because random bits depend on an element's position in the layout.
+/// Compares the first bucket's bytes after two steps with the bytes that the baseline instruction set computes. Both
+/// launchers have the same buckets, because random bits depend on an element's position in the layout.
 pub(super) fn verify(
     launcher: &mut Launcher,
     (case, kind): (Case, Kind),

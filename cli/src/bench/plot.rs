@@ -12,9 +12,9 @@ const TOP: f64 = 56.0;
 const BOTTOM: f64 = 340.0;
 const COLOURS: [&str; 5] = ["#2f6db3", "#d1242f", "#7cc7b5", "#a395c6", "#b58900"];
 
-/// One measured size of a case.
+/// A point of the picture: one measured size of a case.
 pub(super) struct Point {
-    /// The name of the point's line.
+    /// The name of the line to which the point belongs.
     pub(super) line: String,
     pub(super) elements: usize,
     pub(super) percent_of_ceiling: Spread,
@@ -89,7 +89,7 @@ fn try_draw(title: &str, points: &[Point]) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Writes 65,536 as 64Ki.
+/// Returns a number with a binary unit. For example, 65,536 becomes `64Ki`.
 fn short(elements: usize) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki"), (0, "")];
     let fits = |shift: &u32| elements.is_multiple_of(1 << shift);

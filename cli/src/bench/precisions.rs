@@ -1,7 +1,6 @@
-//! Combinations of element types by name, and their storage.
+//! Combinations of element types: their names, and the storage that each stands for.
 //!
-//! This file has only plain values. On the host, `step.rs` checks the steps of f32, and `plain_bits.rs` checks those of
-//! all other combinations.
+//! On the host, `step.rs` checks the steps of f32, and `plain_bits.rs` checks those of all other combinations.
 
 use clap::ValueEnum;
 use instep::layout::Storage;
@@ -34,7 +33,7 @@ pub(super) enum Kind {
     Bf16,
     /// bf16 throughout, rounded stochastically.
     Bf16Stochastic,
-    /// bf16 parameters and gradients, rounded stochastically, and states in 8 bits.
+    /// bf16 parameters and gradients; 8-bit states; rounded stochastically.
     Bf16Stochastic8bit,
     /// f16 parameters and gradients; f32 master weights and states.
     F16Master,
@@ -72,7 +71,7 @@ impl Kind {
     }
 }
 
-/// The storage of a launcher's tensors.
+/// Returns the storage of a launcher's tensors.
 pub(super) fn storage(kind: Kind) -> Storage {
     kind.precision().into()
 }

@@ -1,7 +1,8 @@
 //! Writes figures as CSV or as JSON. The CSV has one figure per line, and a header that names machine, compilers and
 //! commit.
 //!
-//! The header lets a reader trace a number that is quoted elsewhere. A record names no user and no path.
+//! With the header, a reader can find the origin of a number that is quoted elsewhere. A record contains no name of a
+//! user and no path.
 
 use std::fmt::Write as _;
 use std::io;
@@ -15,7 +16,7 @@ use super::statistics::Spread;
 use super::system::{commit, cpu_model, first_line, last_level_cache_bytes, read, write};
 use crate::Failure;
 
-/// Collects figures. After each row it writes all figures so far into files.
+/// Collects figures. After each row of the step bench, all figures so far are written into files.
 pub(super) struct Record {
     machine: Machine,
     quick: bool,
@@ -26,7 +27,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Starts an empty record of a run, with the files into which it will write.
+    /// Starts an empty record of a run. `json` and `svg` are the files into which the record is written, if any.
     pub(super) fn new(machine: &Machine, quick: bool, json: Option<PathBuf>, svg: Option<PathBuf>) -> Record {
         Record { machine: machine.clone(), quick, figures: Vec::new(), rows: Vec::new(), json, svg }
     }
@@ -45,13 +46,13 @@ impl Record {
         self.figures.push(Figure { bench, case, isa, threads, quantity, value });
     }
 
-    /// Adds a row of the step bench.
+    /// Adds a row of the step bench, and writes the files again.
     pub(super) fn add_row(&mut self, row: StepRow) -> Result<(), Failure> {
         self.rows.push(row);
         self.save(None)
     }
 
-    /// Writes the figures so far, and at the end of the run also the load.
+    /// Writes the figures so far into the files. `load` is `None` until the run ends.
     pub(super) fn save(&self, load: Option<Load>) -> Result<(), Failure> {
         let Record { machine, quick, figures, rows: step, .. } = self;
         if let Some(path) = &self.json {
@@ -74,8 +75,8 @@ impl Record {
     }
 }
 
-/// Returns the rows with one segment as points, line by line. The name of a line has the optimizer, and the properties
-/// in which rows differ.
+/// Returns a point for each row with one segment, ordered by line and size. The name of a line consists of the
+/// optimizer and the properties in which rows differ.
 fn points(rows: &[StepRow]) -> Vec<Point> {
     let parts = |row: &StepRow| {
         let threads = format!("{} thread{}", row.threads, if row.threads == 1 { "" } else { "s" });
@@ -101,8 +102,8 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
-/// Returns the first line of a compiler's version text. The compiler's name may come after the name of a wrapper, as in
-/// `ccache g++`.
+/// Returns the first line that a compiler prints for `--version`. In `words`, the compiler may come after a wrapper, as
+/// in `ccache g++`.
 fn compiler(words: &str) -> String {
     let mut words = words.split_whitespace();
     let program = words.next().unwrap_or("c++");

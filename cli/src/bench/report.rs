@@ -1,4 +1,4 @@
-//! The figures of a run on the host as JSON, and the rows of its step table.
+//! The JSON report of a run on the host, and the lines of the step bench's table.
 //!
 //! A quantity that is also in a GPU's report has the same key there. The file is written again after each row, so an
 //! interrupted run leaves its measurements.
@@ -18,7 +18,7 @@ use crate::Failure;
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     pub(super) machine: &'a Machine,
-    /// Null until the run ends, and if the system does not report the load.
+    /// The load during the run. It is null until the run ends, or if the system does not report it.
     pub(super) load: Option<Load>,
     pub(super) quick: bool,
     pub(super) step: &'a [StepRow],
@@ -43,7 +43,7 @@ pub(super) struct StepRow {
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
     pub(super) ceiling_us: Spread,
-    /// Bytes that a step moves, divided by its median time.
+    /// Bytes that a step moves, divided by the step's median time.
     pub(super) step_gb_per_s: f64,
     pub(super) percent_of_ceiling: Spread,
 }
@@ -77,8 +77,8 @@ impl StepRow {
         )
     }
 
-    /// Returns the row as a line under the table's header. The ceiling's time, and the spread of both times, are only
-    /// in the files.
+    /// Returns the row as a line under the table's header. The line does not have the ceiling's time and the spread of
+    /// both times, which are only in the files.
     pub(super) fn line(&self) -> String {
         let StepRow { optimizer, precision, bytes, segments, isa, threads, bytes_per_element, .. } = self;
         let StepRow { step_us, step_gb_per_s, percent_of_ceiling, .. } = self;

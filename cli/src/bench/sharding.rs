@@ -1,7 +1,9 @@
-//! A pass with sharded states, or with sharded parameters too, compared with the same pass without shards.
+//! Times a pass with sharded states, and a pass with sharded states and parameters. Both are compared with the same
+//! pass without shards.
 //!
-//! All strategies train in turn in one process, so a busy machine slows all of them down. The trainer computes nothing,
-//! so nothing hides the collectives. The measured cost is therefore the largest that sharding can have.
+//! In each round, every strategy makes one pass in the same process, so a busy machine slows all of them down. The
+//! trainer computes nothing that could overlap with a collective. The bench therefore shows the full cost of the
+//! collectives.
 
 use std::time::Instant;
 
@@ -78,7 +80,8 @@ fn train(layout: &Layout, comm: InProcess, rounds: usize) -> instep::Result<(&'s
     Ok((isa, outcomes))
 }
 
-/// Reads all parameters, hands over all gradients, and waits for the steps.
+/// Makes one pass and returns its time in milliseconds. The pass reads all parameters, hands over all gradients, and
+/// waits for the steps.
 fn pass_ms(stepper: &mut Stepper, layout: &Layout) -> instep::Result<f64> {
     let buckets = stepper.plan().buckets().len() as u32;
     let start = Instant::now();

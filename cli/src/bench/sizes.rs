@@ -1,4 +1,5 @@
-//! The sizes of a sweep in bytes of gradients, with the options of nccl-tests, for the host and for a GPU.
+//! The options -b, -e and -f, which define a sweep over sizes of buckets in bytes of gradients. nccl-tests has the same
+//! options.
 //!
 //! Sizes are rounded up so that buckets have no padding. The tables show the bytes and elements after rounding.
 
@@ -6,23 +7,24 @@ use super::cases::{Cache, Shape, WORLD_SIZE};
 use super::precisions::Kind;
 use crate::Failure;
 
-/// A multiple of this many elements needs no padding.
+/// A bucket needs no padding if its number of elements is a multiple of this number.
 pub(super) const GRAIN: usize = 256 * WORLD_SIZE as usize;
 
-/// Ratio of one size to the previous one.
+/// The default ratio of one size to the previous one.
 const USUAL_FACTOR: u64 = 4;
 
-/// The default smallest and largest size of a sweep.
+/// The default smallest and largest size of a sweep on the host.
 pub(super) const HOST_BYTES: [u64; 2] = [256 << 10, 256 << 20];
 pub(super) const GPU_BYTES: [u64; 2] = [256 << 10, 1 << 30];
 
 /// Sizes of the buckets of the step bench, and of a GPU's norm bench.
 #[derive(Debug, clap::Args)]
 pub(super) struct Sizes {
-    /// Smallest bucket of a sweep in bytes of gradients, such as 8, 256K, 4M or 1G [default: 256K; host: no sweep].
+    /// Smallest bucket of a sweep in bytes of gradients, such as 8, 256K, 4M or 1G [default: 256K; on the host, no
+    /// sweep without -b, -e or -f].
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(super) min_bytes: Option<u64>,
-    /// Largest bucket of a sweep [default: 1G; host: 256M].
+    /// Largest bucket of a sweep [default: 1G; on the host, 256M].
     #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(super) max_bytes: Option<u64>,
     /// Ratio of one size of a sweep to the previous one [default: 4].
@@ -35,7 +37,7 @@ impl Sizes {
         self.min_bytes.is_some() || self.max_bytes.is_some() || self.step_factor.is_some()
     }
 
-    /// Refuses a sweep without a size.
+    /// Refuses a sweep with a smallest size above its largest.
     pub(super) fn refuse_empty(&self, usual: [u64; 2]) -> Result<(), Failure> {
         let [min, max] = self.ends(usual);
         if min > max {
@@ -63,7 +65,8 @@ impl Sizes {
         self.ends(usual)[1] / kind.precision().grad.bytes()
     }
 
-    /// Returns the host's sweep. Each size is stepped beyond the cache, and also in the cache if it fits.
+    /// Returns the shapes of a sweep on the host. Each size has a shape beyond the cache, and also one in the cache if
+    /// the bucket fits.
     pub(super) fn shapes(&self, kind: Kind, bytes_per_element: u64, cache_bytes: u64) -> Vec<Shape> {
         let both = |elements: usize| {
             let is_resident = 4 * elements as u64 * bytes_per_element <= cache_bytes;
@@ -78,7 +81,7 @@ impl Sizes {
     }
 }
 
-/// Parses a number of bytes, with or without K, M or G. These are powers of 1024, as in nccl-tests.
+/// Parses a number of bytes, which may end in K, M or G. These units are powers of 1024, as in nccl-tests.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let units = [("K", 10), ("M", 20), ("G", 30)];
     let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));

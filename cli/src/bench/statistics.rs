@@ -22,14 +22,14 @@ impl Spread {
         Spread { median: sorted[(sorted.len() - 1) / 2], min: sorted[0], max: sorted[sorted.len() - 1] }
     }
 
-    /// Converts the figures to another unit.
+    /// Multiplies all three figures by a factor, for example to convert them to another unit.
     pub(super) fn scaled(self, factor: f64) -> Spread {
         let Spread { median, min, max } = self;
         Spread { median: median * factor, min: min * factor, max: max * factor }
     }
 
-    /// Writes a median in microseconds with about five digits, so that columns stay aligned for times of up to a
-    /// second.
+    /// Returns the median as text with about five digits, so that columns stay aligned for times of up to a second. The
+    /// median is in microseconds.
     pub(super) fn median_us(&self) -> String {
         let digits = match self.median {
             ..1e3 => 2,
@@ -39,7 +39,7 @@ impl Spread {
         format!("{:.digits$}", self.median)
     }
 
-    /// Writes `median (min-max)`.
+    /// Returns the text `median (min-max)`.
     pub(super) fn show(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.min, self.max)
     }

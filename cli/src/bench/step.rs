@@ -1,4 +1,5 @@
-//! Times one bucket's step, and the in-place ceiling with the same traffic, in the same rounds and on the same memory.
+//! Times one bucket's step and its ceiling in the same rounds. The ceiling is an in-place loop with the same memory
+//! traffic. In f32, it runs on the same memory as the step.
 //!
 //! The machine's speed drifts, so only times of the same round are divided by each other. Every case is verified
 //! before it is timed.
@@ -40,7 +41,8 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the cases: shape by shape, or, in a sweep, by optimizer, precision and size.
+/// Returns the cases. In a sweep they are ordered by optimizer, then by precision, then by size. Without a sweep they
+/// are ordered by shape.
 fn all_cases(options: &Arguments) -> instep::Result<Vec<(Case, Kind, Shape)>> {
     let kinds = |case| options.precision.iter().map(move |kind| (case, *kind));
     let pairs: Vec<(Case, Kind)> = options.optimizers().into_iter().flat_map(kinds).collect();
@@ -161,8 +163,8 @@ fn one(
     record.add_row(row)
 }
 
-/// Returns why a case is skipped, if there is not enough free memory. If the system does not report its free memory, no
-/// case is skipped.
+/// Returns the line to print if a case is skipped for lack of free memory. If the system does not report its free
+/// memory, no case is skipped.
 fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Result<Option<String>> {
     let bytes_of = |kind: Kind| {
         let each = cases::resident_bytes(case, kind)?;
@@ -177,7 +179,7 @@ fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Res
         .then(|| format!("{name:<10}{precision:<24}{bytes:>10}  SKIPPED: the memory does not suffice")))
 }
 
-/// Steps everything twice and compares about a thousand elements with the formula in f64. If the formula needs whole
+/// Steps every bucket twice, and compares about a thousand elements with the formula in f64. If the formula needs full
 /// parameters, all elements are compared.
 fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
     const STEPS: usize = 2;

@@ -1,14 +1,14 @@
-//! Facts about the system, and files that are replaced atomically.
+//! Reads facts about the system, and replaces files atomically.
 //!
-//! A fact that the system does not report is empty or unknown here. It is never an error, because no bench depends on
-//! it.
+//! A fact that the system does not report is empty or unknown here. A missing fact is never an error, because no bench
+//! depends on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-/// Writes a file, and creates its folder. The file is written under another name and renamed, so a reader never sees an
-/// incomplete file, even if this process is killed.
+/// Writes a file, and creates its folder if necessary. The file is written under another name and renamed, so a reader
+/// never sees an incomplete file, even if this process is killed.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -40,7 +40,7 @@ pub(super) fn commit() -> String {
 }
 
 /// Returns the processor's name, with family and model. Family and model are added, because on a virtual machine the
-/// name may hide the generation.
+/// name alone may not show the processor's generation.
 pub(super) fn cpu_model() -> String {
     let text = read("/proc/cpuinfo");
     let field = |name: &str| {
@@ -64,7 +64,7 @@ pub(super) fn last_level_cache_bytes() -> u64 {
     (0..5).filter_map(size).max().unwrap_or(32 << 20)
 }
 
-/// Returns the memory that programs may still take, if the system reports it.
+/// Returns the number of bytes that programs can still allocate, if the system reports it.
 pub(crate) fn available_bytes() -> Option<u64> {
     let text = read("/proc/meminfo");
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

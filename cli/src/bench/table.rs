@@ -1,12 +1,12 @@
 //! The tables that benches print: at most 120 columns, so that a terminal does not break a row.
 //!
-//! A table begins with its number of rows, because one row may take minutes. Figures that do not fit into the columns
-//! are only in the files of `--json` and `--csv`.
+//! One row may take minutes, so a table begins with its number of rows. Figures that do not fit into the columns are
+//! only in the files of `--json` and `--csv`.
 
 use crate::Failure;
 use crate::console::print_line;
 
-/// The most columns of a line.
+/// The largest number of columns in a line.
 const COLUMNS: usize = 120;
 
 /// Begins the table of a bench with its name, its number of rows, and the meaning of the rows.
@@ -15,7 +15,7 @@ pub(super) fn announce(bench: &str, rows: usize, what: &str) -> Result<(), Failu
     print_line(&format!("\n{}", wrapped(&format!("{bench}, {rows}: {what}"))))
 }
 
-/// Breaks a text between words. Further lines are indented, so that they differ from rows.
+/// Breaks a text into lines, between words. All lines after the first are indented, so that they do not look like rows.
 fn wrapped(text: &str) -> String {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! Elements of tensors: their bits, their values, and the distance between two of them.
+//! Elements of tensors: their bits, their values, and the distance between two elements.
 //!
 //! This file reads every type that the library writes into files. Reading changes no bit of an element.
 
@@ -49,7 +49,7 @@ impl Element {
     }
 }
 
-/// Writes the shortest digits that read back to the same value.
+/// Writes the shortest decimal number that has the same value when it is parsed.
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.dtype, self.real()) {

@@ -1,7 +1,8 @@
-//! `instep diff`: says whether two tensor files are equal, or close enough, and where they differ most.
+//! `instep diff`: compares two tensor files. It prints whether they are equal or within a tolerance, and where they
+//! differ most.
 //!
-//! The files are outputs of `instep replay` or checkpoints. They are read in pieces, because they are as large as
-//! models.
+//! The files are outputs of `instep replay` or checkpoints. They are read in pieces, because they can be as large as a
+//! model.
 
 mod elements;
 mod report;
@@ -29,9 +30,9 @@ const PIECE: usize = 1 << 14;
 
 /// Compare two outputs of `instep replay` or two checkpoints, bit by bit or within a tolerance
 ///
-/// The exit status is 0 if every element is equal or accepted, 1 if not, and 2 if a file cannot be read. Names, types,
-/// shapes and whole numbers such as step counts must always be equal. With a tolerance, NaN equals NaN, and an infinity
-/// equals only itself.
+/// The exit status is 0 if every element is equal or accepted by the tolerance, 1 if not, and 2 if a file cannot be
+/// read. Names, types, shapes and whole numbers such as step counts must always be equal. With a tolerance, NaN equals
+/// NaN, and an infinity equals only itself.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// First file
@@ -111,7 +112,8 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     Ok(report)
 }
 
-/// Returns whether the tolerance accepts two products of momenta, which are given as text of the metadata.
+/// Returns whether the tolerance accepts the difference of two products of momenta. `a` and `b` are their texts in the
+/// metadata.
 fn accepts_product(tolerance: &Tolerance, a: &Option<String>, b: &Option<String>) -> bool {
     let element = |text: &Option<String>| {
         Some(Element { dtype: Dtype::F64, bits: text.as_ref()?.parse::<f64>().ok()?.to_bits() })

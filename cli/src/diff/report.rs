@@ -1,6 +1,6 @@
 //! The result of a comparison, as JSON and as text.
 //!
-//! cli/README.md documents the keys. Later versions may add keys, but never change one.
+//! cli/README.md documents the keys. Later versions may add keys, but do not change existing ones.
 
 use serde::Serialize;
 
@@ -9,25 +9,25 @@ use super::Tolerance;
 /// The comparison of two files.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Whether tensors, types, shapes, bits, step counts and products of momenta are equal.
+    /// Whether both files have the same tensors, with the same types, shapes and bits, the same step counts, and the
+    /// same products of momenta.
     pub equal: bool,
-    /// Whether the files are equal, or differ only in elements that the tolerance accepts. The exit status says the
-    /// same.
+    /// Whether the files are equal, or differ only in values that the tolerance accepts. If so, the exit status is 0.
     pub within: bool,
     /// The largest difference of all tensors. A difference outside the tolerance counts as larger than any difference
     /// within it.
     pub worst: Option<Located>,
-    /// Tensors that both files have, by name.
+    /// The comparison of each tensor that both files have, in the order of the tensors' names.
     pub tensors: Vec<Compared>,
     /// Names of tensors that only the first file has.
     pub only_in_a: Vec<String>,
     /// Names of tensors that only the second file has.
     pub only_in_b: Vec<String>,
-    /// Step counts and products of momenta that differ.
+    /// Step counts that differ, and products of momenta with a difference that the tolerance does not accept.
     pub counts: Vec<Count>,
 }
 
-/// A tensor of both files.
+/// The comparison of a tensor that both files have.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Compared {
     /// Its name.
@@ -49,14 +49,14 @@ pub struct Compared {
     pub worst: Option<Worst>,
 }
 
-/// The largest difference within a tensor. Of equally large ones, it is the first.
+/// The largest difference within a tensor. If several differences are equally large, it is the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
     /// The element's index in row-major order.
     pub index: u64,
-    /// The distance, or null if either value is NaN. It is 0 between the two zeros.
+    /// The distance between the two values, or null if either value is NaN. The distance between the two zeros is 0.
     pub ulp: Option<u64>,
-    /// The first file's value, as text because JSON has no NaN.
+    /// The first file's value. It is a text, because JSON has no NaN.
     pub a: String,
     /// The second file's value.
     pub b: String,
@@ -64,7 +64,7 @@ pub struct Worst {
     pub(super) is_outside: bool,
 }
 
-/// The largest difference, with its tensor.
+/// The largest difference of all tensors, with the name of its tensor.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Located {
     /// The tensor's name.
@@ -74,14 +74,14 @@ pub struct Located {
     pub element: Worst,
 }
 
-/// A step count or product of momenta that differs, with `None` for a file that lacks it.
+/// A step count or product of momenta that differs between the files.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Count {
     /// Its metadata key.
     pub key: String,
-    /// The number in the first file.
+    /// The number in the first file, or `None` if this file lacks it.
     pub a: Option<String>,
-    /// The number in the second file.
+    /// The number in the second file, or `None` if this file lacks it.
     pub b: Option<String>,
 }
 
@@ -119,8 +119,8 @@ impl Worst {
     }
 }
 
-/// Returns a key that orders differences. Every difference outside the tolerance is larger than any difference within
-/// it. Otherwise the distance decides.
+/// Returns a key by which differences are ordered. Every difference outside the tolerance is larger than any difference
+/// within it. Of two differences on the same side, the one with the larger distance is larger.
 pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
     // There is no distance if a value is NaN. If the tolerance does not accept the values, they count as farther apart
     // than any two numbers. If it accepts them, both are NaN and count as equal.

@@ -1,4 +1,4 @@
-//! The criterion of equality: every bit, or values that are close enough.
+//! Decides whether two elements count as equal: because all bits are equal, or because the values are close enough.
 //!
 //! This file uses the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
 //! always be equal.
@@ -17,7 +17,7 @@ pub struct Tolerance {
     /// Accept |a - b| <= X + Y * |b|, where b is the value in the second file [default: 0 with --rtol].
     #[arg(long, value_name = "X", value_parser = parse_bound, allow_negative_numbers = true)]
     pub atol: Option<f64>,
-    /// The Y of --atol [default: 0 with --atol].
+    /// The Y in the formula of --atol [default: 0 with --atol].
     #[arg(long, value_name = "Y", value_parser = parse_bound, allow_negative_numbers = true)]
     pub rtol: Option<f64>,
 }

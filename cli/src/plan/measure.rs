@@ -2,7 +2,7 @@
 //! the same run, with the times that the real ops and the real trainer took.
 //!
 //! Only the schedule is compared: the order of the ops, and the times at which they run. Speeds are not compared,
-//! because both sides use the measured ones.
+//! because the plan uses the measured times.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ enum Call {
     Ready(usize),
 }
 
-/// A call, and the trainer's own time since the previous call, without waits for ops.
+/// A call of the trainer, and the trainer's own time since the previous call. Waits for ops do not count as own time.
 struct Timed {
     call: Call,
     own_ns: u64,
@@ -50,8 +50,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// Computes the trainer's own time of this call. A wait ends when its op has ended. The real thread may then have
-    /// to wait for a core, and that time counts as the trainer's own. The predicted trainer continues at once.
+    /// Computes the trainer's own time since the previous call. A wait counts as a wait only until its op has ended.
+    /// The real thread may then still wait for a core. That time counts as the trainer's own, because the predicted
+    /// trainer continues as soon as the op has ended.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -64,7 +65,7 @@ impl Seen {
     }
 }
 
-/// Counts the ops of each stream, to map each ticket to the op before it.
+/// Counts the ops of each stream, to map each ticket to the op after which it was recorded.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,
@@ -72,7 +73,7 @@ struct Given {
 }
 
 impl Given {
-    /// Processes entries in the order of submission. Returns the ops for which the trainer waited.
+    /// Processes recorded entries in the order of their submission. Returns the ops for which the trainer waited.
     fn follow(&mut self, list: &[Traced]) -> Vec<(Stream, usize)> {
         let mut awaited = Vec::new();
         for op in list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(op) } else { None }) {
@@ -134,7 +135,8 @@ pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Fail
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses ranks that need more memory than this machine has, because the system would kill this and other programs.
+/// Refuses a number of ranks that needs more memory than is available. Otherwise the system might kill this program or
+/// other programs.
 fn refuse_too_many(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let foreseen = arguments.builder(model).forecast(0, arguments.world_size, |_, _| 0).map_err(refused)?;
     let of_rank: u64 = foreseen.memory().into_iter().map(|(_, bytes)| bytes).sum();
@@ -208,7 +210,7 @@ fn train(
     Ok((calls.iter().map(|seen| seen.time(&ran)).collect(), ran))
 }
 
-/// Reads the parameter itself, like a forward pass. Its master is not read, because it may be sharded.
+/// Reads the parameter itself, like a forward pass. The master is not read, because the master may be sharded.
 fn read(stepper: &Stepper, stored: DType, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
     fn copy<T: Element + Into<f32>>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
         into.iter_mut().zip(stepper.view::<T>(id)?).for_each(|(into, value)| *into = (*value).into());

@@ -1,7 +1,8 @@
 //! `instep plan`: predicts a rank's memory, traffic, schedule and times, without a GPU and without the other ranks.
 //!
-//! The stepper's own builder, schedule and byte counts make the plan. The command adds a trainer and speeds. The
-//! predicted times are only as good as the given speeds. `--measure` compares a plan's schedule with a real run.
+//! The plan comes from the stepper's own builder, schedule and byte counts. The command adds a simulated trainer and
+//! the speeds that the user gives. The predicted times are only as good as these speeds. `--measure` compares a plan's
+//! schedule with a real run.
 
 mod measure;
 mod model;
@@ -32,8 +33,8 @@ use trainer::{Peaks, Walk, train};
 /// The largest size of a description.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
-/// The number of predicted passes. The first pass broadcasts. The report is about the last pass but one, because its
-/// steps end in the last pass.
+/// The number of predicted passes. The first pass also broadcasts the parameters, so it is not typical. The report is
+/// about the last pass but one, because steps of this pass may end during the last pass.
 const PASSES: u64 = 4;
 
 /// The default size of a bucket.
@@ -54,21 +55,23 @@ pub struct Arguments {
     /// Which tensors are sharded: replicated (none), zero (states) or fsdp (parameters too)
     #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
     pub strategy: Sharing,
-    /// Number of neighbouring ranks that form a group with all shards. Groups are replicas of each other [default: all
-    /// ranks]
+    /// Number of neighbouring ranks in a group. The ranks of a group together have all shards, and the groups are
+    /// replicas of each other [default: all ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
-    /// Steps run on the host, with states, masters and averages in its memory. `torch` plans `instep.torch.offload` for
-    /// a plain module or under DDP. With --strategy=fsdp it plans shards with CPUOffloadPolicy
+    /// Run steps on the host, with states, masters and averages in the host's memory. `torch` plans
+    /// `instep.torch.offload` of a plain module or under DDP. With --strategy=fsdp, `torch` plans
+    /// `instep.torch.offload` under fully_shard with CPUOffloadPolicy
     #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
     pub offload: Option<Engine>,
-    /// Page-locked memory for gradients on their way to the host, with --offload=torch [default: all gradients]
+    /// With --offload=torch, size of the page-locked memory through which gradients are copied to the host [default:
+    /// the size of all gradients]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub ring_mib: Option<u64>,
-    /// Divide gradients by a loss scale, and decide about all of them before any step, with --offload=torch
+    /// With --offload=torch, divide gradients by a loss scale, and check all gradients before any step
     #[arg(long)]
     pub grad_scaler: bool,
-    /// Free gradients after their step. Gradients of other ranks' shards are freed after their sum
+    /// Free each gradient after its step. A gradient in another rank's shard is freed after its sum over ranks
     #[arg(long)]
     pub release_gradients: bool,
     /// Number of micro-batches in a pass (gradient accumulation)
@@ -77,7 +80,7 @@ pub struct Arguments {
     /// With shards, sum over ranks in each micro-batch instead of once per pass
     #[arg(long, requires = "micro_batches")]
     pub sum_micro_batches: bool,
-    /// Largest norm of all gradients, for sequential and normed
+    /// Norm to which all gradients together are clipped; for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
     /// Size of a bucket
@@ -94,7 +97,7 @@ pub struct Arguments {
     /// Draw one pass as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
-    /// Run the plan here, with threads as ranks, and predict it again with the measured times of its ops
+    /// Train here with threads as ranks, predict this run with the measured times of its ops, and compare the two
     #[arg(long, conflicts_with_all = ["trace", "picture"])]
     pub measure: bool,
 }
@@ -117,7 +120,8 @@ pub enum Sharing {
     Replicated,
     /// Optimizer states: each rank steps a shard of each bucket
     Zero,
-    /// Optimizer states and parameters: two buckets are full at a time, the current one and the next
+    /// Optimizer states and parameters: a rank has the full parameters of two buckets at a time, the current one and
+    /// the next
     Fsdp,
 }
 
@@ -126,13 +130,13 @@ pub enum Sharing {
 pub enum Engine {
     /// The library's stepper, with its schedule
     Stepper,
-    /// `instep.torch.offload`, which steps gradients as autograd makes them
+    /// `instep.torch.offload`, which steps a bucket after autograd has made its gradients
     Torch,
 }
 
 impl Arguments {
-    /// Refuses options that cannot be combined. The errors name the command's options. The library's errors would use
-    /// other names.
+    /// Refuses options that cannot be combined. The errors name the options of this command. The library's own errors
+    /// would use other names.
     fn check(&self) -> Result<(), Failure> {
         let refuse = |option: String, wrong: &str, remedy: &str| Err(Failure::config(option, wrong, remedy));
         if let Some(max_norm) = self.max_norm {
@@ -238,7 +242,7 @@ impl Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// A description or an option is refused, or a file cannot be read or written.
+/// Returns an error if the description or an option is refused, or if a file cannot be read or written.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Arguments { config, world_size, speeds, .. } = arguments;
     let mut text = Vec::new();

@@ -34,8 +34,8 @@ struct Spelled {
     dtypes: Dtypes,
 }
 
-/// A parameter, or a list of parameters that is repeated. One struct serves for both cases, so that the error about an
-/// unknown key names the key.
+/// A parameter, or a list of parameters that is repeated. One struct is used for both cases, because the error about an
+/// unknown key then contains the key.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -93,7 +93,7 @@ impl Model {
     /// Reads and checks a description.
     ///
     /// # Errors
-    /// `Config`, which names what is wrong.
+    /// `Config` with a text that names what is wrong.
     pub(super) fn parse(text: &[u8]) -> Result<Model, Failure> {
         let spelled: Spelled = serde_json::from_slice(text).map_err(|error| Failure::json(&error))?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == spelled.optimizer) else {

@@ -1,7 +1,7 @@
 //! Simulates training with `instep.torch.offload`: the buckets, the queues, and the thread that steps.
 //!
-//! The order of the work is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller divides
-//! parameters into buckets, and says when each bucket's gradients are complete.
+//! The work has the same order as in `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller
+//! divides the parameters into buckets.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -31,7 +31,8 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Sets the durations of the bucket's norm and step. `kept` is the number of bytes of states per element.
+    /// Sets the durations of the bucket's norm and step. `kept` is the number of bytes of states and masters per
+    /// element.
     pub(super) fn time(&mut self, arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) {
         let elements = self.params.iter().filter_map(|place| lengths.get(*place)).sum::<u64>() as f64;
         let of = |bytes: u64| elements * bytes as f64;
@@ -59,7 +60,7 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
 pub(super) enum Task {
     /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one ready bucket, after the arrivals of all buckets that have been sent by then.
+    /// Steps one ready bucket. If other buckets have been sent by then, their arrivals come first.
     Next,
     /// Decides the clip coefficient and whether to skip the step, then steps all buckets.
     Decide,
@@ -140,7 +141,8 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// Returns the time at which a bucket's parameters are uploaded; for a unit of shards, the end of its step.
+    /// Returns the time at which a bucket's parameters are uploaded. For a unit of shards, returns the end of its step,
+    /// because FSDP makes the upload.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
@@ -151,7 +153,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends a bucket to the host. The bucket is complete at time `now`. Returns the time at which backward continues.
-    /// Backward does not wait for a sum over ranks.
+    /// With several ranks, backward continues at once. With one rank, it waits for memory in the ring.
     fn send(&mut self, index: usize, now: u64, is_alone: bool) -> u64 {
         let Bucket { sum_ns, down_ns, gradient_bytes, .. } = self.buckets[index];
         self.sums_free = self.sums_free.max(now) + sum_ns;
@@ -258,7 +260,7 @@ impl<'a> Run<'a> {
 /// which they were taken.
 struct Ring {
     size: u64,
-    /// Start, end and bucket of each range, and whether it was returned.
+    /// Start, end and bucket of each range, and whether the range was returned.
     taken: VecDeque<(u64, u64, usize, bool)>,
 }
 

@@ -1,7 +1,7 @@
 //! The contents of a plan: bytes of memory, bytes sent, ops and times of one pass.
 //!
-//! The reported pass lasts from its begin to the begin of the next pass. It contains backward, and then the next
-//! forward.
+//! The reported pass lasts from the beginning of one pass to the beginning of the next. It contains a backward, and
+//! then the forward of the next pass.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,14 +29,14 @@ pub(super) struct Report {
     /// The peak number of bytes of each kind of tensor, including padding.
     memory: Vec<Held>,
     memory_bytes: u64,
-    /// The part of `memory_bytes` that is in the host's memory, with offload.
+    /// The part of `memory_bytes` that is in the host's memory; 0 without offload.
     host_bytes: u64,
     /// The ops of one pass by kind, in order of their streams.
     work: Vec<Work>,
     /// Bytes sent over each link of a ring in one pass.
     bus_bytes: u64,
-    /// The part of `bus_bytes` that is sent by collectives among all ranks or among replicas. Only these can cross from
-    /// one shard group to another.
+    /// The part of `bus_bytes` that is sent by collectives among all ranks or among replicas. Only these bytes can
+    /// cross from one shard group to another.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
     /// The part of the pass in which the trainer waited.

@@ -1,8 +1,10 @@
-//! `--offload=torch --strategy=fsdp`: shards of `fully_shard` with a `CPUOffloadPolicy`, stepped on the host.
+//! `--offload=torch --strategy=fsdp`: predicts training under `fully_shard` with a `CPUOffloadPolicy`. The shards are
+//! stepped on the host.
 //!
-//! Each repetition in the description is a unit, which FSDP gathers and reduces as a whole. All other parameters belong
-//! to the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. The bytes are
-//! those of rank 0, which has the longest shards.
+//! Each repetition in the description is a unit. FSDP gathers the parameters of a unit together, and reduces its
+//! gradients together. All other parameters belong to the root. The bytes and the order of the work are those of
+//! `python/instep/torch/_offload_fsdp.py` with PyTorch 2.15. The bytes are those of rank 0, which has the longest
+//! shards.
 
 use instep::collective::CollectiveKind;
 use instep::op::Group;
@@ -23,7 +25,7 @@ const LEAST_ROW: u64 = 128;
 /// The root's number in `Model::repetitions`.
 const ROOT: usize = 0;
 
-/// The number of rows that a rank has of a parameter, and the number of elements in each row.
+/// A rank's shard of a parameter: the number of its rows, and the number of elements in each row.
 #[derive(Clone, Copy)]
 struct Shard {
     rows: u64,
@@ -51,7 +53,7 @@ fn shards_of(model: &Model, ranks: u32) -> Result<Vec<Shard>, Failure> {
     model.layout.ids().map(|id| cut(model.layout.parameter(id)?)).collect()
 }
 
-/// A rank's part of a model.
+/// The shards of a model on one rank, and the number of ranks.
 pub(super) struct Shards {
     shards: Vec<Shard>,
     ranks: Ranks,
@@ -108,7 +110,7 @@ impl Shards {
         Ok(all)
     }
 
-    /// Returns the units as buckets, from the last unit to the first. The root's unit is last.
+    /// Returns the units as buckets, from the last unit to the first. The root is the last bucket.
     pub(super) fn cut(&self, arguments: &Arguments, model: &Model) -> Vec<Bucket> {
         let units = model.repetitions.iter().max().map_or(0, |last| last + 1);
         let mut buckets: Vec<Bucket> = (0..units).map(|_| Bucket::default()).collect();
@@ -144,7 +146,8 @@ impl Shards {
     /// time of its steps.
     ///
     /// A unit is gathered while the previous unit is computed. The unit's last step must end before the gather, because
-    /// FSDP uploads the stepped shards. Backward waits for a unit's sum and copy, because a hook takes the gradients.
+    /// FSDP uploads the stepped shards. Backward waits until a unit's gradients are summed and copied, because a hook
+    /// then takes them.
     pub(super) fn train(&self, mut run: Run<'_>, arguments: &Arguments, model: &Model) -> (u64, u64, u64) {
         let speeds = &arguments.speeds;
         let mut visits: Vec<(usize, u64)> = Vec::new();

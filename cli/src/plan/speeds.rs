@@ -1,8 +1,9 @@
 //! The durations of ops: linear functions of bytes, with speeds that the user gives.
 //!
-//! A ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce. For a reduce-scatter or an all-gather it
-//! moves (n - 1) / n. nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations
-//! for each weight and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
+//! In a ring of n ranks, an all-reduce moves 2 (n - 1) / n of a buffer over each link. A reduce-scatter or an
+//! all-gather moves (n - 1) / n of the buffer. nccl-tests calls the moved bytes per second the bus bandwidth. Forward
+//! takes 2 floating-point operations for each weight and token, and backward takes 4 (Kaplan et al., Scaling Laws for
+//! Neural Language Models, 2020).
 
 use std::num::NonZeroU32;
 

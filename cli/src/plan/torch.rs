@@ -1,9 +1,9 @@
-//! `--offload=torch`: predicts training with `instep.torch.offload`. The order of the work comes from the package's
-//! threads, and not from a schedule.
+//! `--offload=torch`: predicts training with `instep.torch.offload`. The order of the work is that of the package's
+//! threads, which have no schedule.
 //!
-//! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`,
-//! `_offload_ring.py`). `cli/tests/offload_plans.json` has the bytes that plan and package must agree on.
-//! `python/benches/offload.py --plan` compares times.
+//! The buckets, the bytes and the order of the work are those of `python/instep/torch/` (`offload.py`,
+//! `_offload_engine.py`, `_offload_ring.py`). `cli/tests/offload_plans.json` contains bytes that both this plan and the
+//! package must produce. `python/benches/offload.py --plan` compares predicted times with measured ones.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ pub(super) struct Plan {
     optimizer: &'static str,
     /// Memory on the host, by kind.
     memory: Vec<Held>,
-    /// The bytes of mirrors, the ring and a loss scale, as `page_locked_bytes()` returns them.
+    /// The page-locked bytes of mirrors, ring and loss scale: the number that `page_locked_bytes()` returns.
     page_locked_bytes: u64,
     host_bytes: u64,
     pass_ns: u64,

@@ -1,4 +1,4 @@
-//! A simulated trainer, which computes nothing and only advances a clock. Forward visits the parameters in order of
+//! A simulated trainer. It computes nothing and only advances a clock. Forward visits the parameters in order of
 //! registration, and backward in reverse order.
 //!
 //! The trainer makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current
@@ -47,9 +47,9 @@ impl Peaks {
         }
     }
 
-    /// Returns the peak number of bytes of gradients, if each takes memory only from its write to its release. `all` is
-    /// the number without releases. Only whole pages are released, so up to one page stays on either side of a
-    /// gradient.
+    /// Returns the peak number of bytes of gradients, if each gradient takes memory only from its write to its release.
+    /// `all` is the number without releases. Only full pages are released, so up to one page stays allocated at either
+    /// end of a gradient.
     fn unreleased(&self, all: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let mut spans: Vec<Span> =
             plan.segments().iter().map(|segment| Span::segment(Memory::Grads, plan, segment)).collect();
@@ -85,7 +85,7 @@ impl Peaks {
     }
 }
 
-/// The position of a trainer that unshards buckets.
+/// The bucket at which a trainer is. The trainer unshards this bucket and the next.
 #[derive(Default)]
 pub(super) struct Walk {
     at: Option<u32>,

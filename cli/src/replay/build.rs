@@ -71,7 +71,7 @@ pub(super) fn group_name(index: usize) -> String {
     format!("groups[{index}]")
 }
 
-/// Freezes parameters and sets learning-rate multipliers.
+/// Freezes parameters and sets learning-rate multipliers, as the configuration says.
 ///
 /// # Errors
 /// `Config` for a multiplier out of range.

@@ -1,4 +1,4 @@
-//! A replay that starts from a checkpoint and ends with one.
+//! A replay that reads a checkpoint and writes the next checkpoint.
 //!
 //! The library reads and writes the checkpoints, so the output is the file that the training itself would save after
 //! the same steps. Values that a checkpoint does not have come from the configuration.
@@ -20,7 +20,7 @@ use super::summary::Summary;
 use super::{Config, Options};
 use crate::Failure;
 
-/// Names of tensors that only some steppers have: the loss scale of a scaler, and the norm by which the next pass is
+/// Names of tensors that only some checkpoints have: the loss scale of a scaler, and the norm by which the next pass is
 /// clipped.
 const SCALE: &str = "scaler.scale";
 const PREVIOUS_NORM: &str = "clip.previous_norm";
@@ -33,7 +33,7 @@ pub(super) struct Resumed {
     steps: Steps,
 }
 
-/// Returns whether a file says that it is a checkpoint of this library.
+/// Returns whether a file is marked as a checkpoint of this library.
 pub(super) fn is_checkpoint(source: impl Read + Seek) -> Result<bool, Failure> {
     Ok(safetensors::open(source)?.0.metadata.contains_key(VERSION_KEY))
 }
@@ -90,13 +90,14 @@ impl Resumed {
     /// Writes the next checkpoint. The trainer's own scalars and texts are copied from the first checkpoint.
     ///
     /// # Errors
-    /// The error of `out`.
+    /// The error that `out` returns.
     pub(super) fn write(&self, out: &mut impl Write) -> instep::Result<()> {
         checkpoint::write_with(&self.stepper, &self.extras, out)
     }
 }
 
-/// Refuses a configuration that asks for more than the checkpoint has, or for less.
+/// Refuses a configuration that needs a tensor that the checkpoint lacks, or that would ignore a tensor of the
+/// checkpoint.
 fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));

@@ -1,7 +1,7 @@
 //! The configuration of a replay: an optimizer, its parameter groups, and how gradients are scaled.
 //!
 //! Keys and defaults are those of `torch.optim`. This file checks the spelling of keys, and the library checks values.
-//! Every key that the optimizer does not have must be refused, because an ignored option gives a wrong result.
+//! A key that the optimizer does not have must be refused, because an ignored option would give a wrong result.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -25,21 +25,21 @@ const MOST_SCALED_RANKS: u32 = 4096;
 /// A valid configuration.
 #[derive(Debug)]
 pub struct Config {
-    /// There is at least one group.
+    /// The parameter groups, at least one.
     pub groups: Vec<Group>,
     /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
     /// The kind of clipping, and its largest norm.
     pub clip: Option<Clip>,
-    /// The loss scale, by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
+    /// The number by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
     pub loss_scale: LossScale,
     /// Whether a pass with a NaN or infinite gradient changes nothing.
     pub skip_nonfinite: bool,
     /// Element types of all tensors.
     pub precision: Precision,
-    /// The type of a copy of each parameter.
+    /// The type of a copy of each parameter, if copies are written.
     pub copy: Option<DType>,
-    /// Decay rate of the parameters' moving averages, if they are kept.
+    /// Decay rate of the parameters' moving averages, if there are averages.
     pub ema: Option<f64>,
     /// Parameters that are not stepped.
     pub frozen: HashSet<String>,
@@ -51,7 +51,7 @@ impl Config {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// `Config`, which names what is wrong and where.
+    /// `Config` with a text that names what is wrong and where.
     pub fn parse(text: &[u8]) -> Result<Config, Failure> {
         let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == optimizer) else {

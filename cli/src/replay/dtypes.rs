@@ -57,7 +57,7 @@ impl Dtypes {
     /// Returns the precision that the words describe.
     ///
     /// # Errors
-    /// `Config`, which names the key.
+    /// `Config` with the name of the key.
     pub(crate) fn precision(&self) -> Result<Precision, Failure> {
         let rounding = match (look_up("dtypes.rounding", &self.rounding, ROUNDINGS)?, self.seed) {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
@@ -134,7 +134,7 @@ fn in_words(text: &str) -> String {
 /// Compares stored values with given values, bit by bit. All NaNs count as equal.
 ///
 /// # Errors
-/// `Tensors`, which names the first difference.
+/// `Tensors` with the first difference.
 pub(super) fn refuse_rounded(
     key: &str,
     given: &[f32],

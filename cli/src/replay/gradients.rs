@@ -1,4 +1,4 @@
-//! Gradients by parameter and pass, and the steps that they make.
+//! Sorts gradients by parameter and pass, and makes steps with them.
 //!
 //! Gradients are read pass by pass, so memory does not grow with the number of passes. Every parameter that is not
 //! frozen has a gradient in every pass.
@@ -23,7 +23,7 @@ pub(super) struct Gradients<'a> {
 /// Takes the tensors of a file that has only gradients, and sorts them into the layout's order.
 ///
 /// # Errors
-/// `Tensors`, which names the first tensor that is missing, has an unknown name or has another length than its
+/// `Tensors` with the name of the first tensor that is missing, has an unknown name or has another length than its
 /// parameter.
 pub(super) fn sort(header: Header, config: &Config, layout: &Layout) -> Result<Vec<Vec<Tensor>>, Failure> {
     header.require_stepped()?;

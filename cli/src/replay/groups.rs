@@ -1,7 +1,7 @@
-//! Reads the parameter groups of a configuration by the descriptor of their optimizer.
+//! Reads the parameter groups of a configuration.
 //!
-//! Keys and defaults are the descriptor's fields. A key that the optimizer does not have is refused, because an ignored
-//! option would give a wrong result.
+//! The descriptor of the optimizer defines the keys of a group and their defaults. A key that the optimizer does not
+//! have is refused, because an ignored option would give a wrong result.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 /// Parameters that share hyperparameters.
 #[derive(Debug)]
 pub struct Group {
-    /// The names of the group's parameters. There is at least one, and no other group has any of them.
+    /// The names of the group's parameters. There is at least one name, and each name is in only one group.
     pub params: Vec<String>,
     /// The optimizer of these parameters. All groups have the same kind of optimizer.
     pub optimizer: Box<dyn Optimizer>,

@@ -12,9 +12,9 @@ use crate::replay::gradients::{check_passes, in_no_group};
 use crate::replay::place::{Companion, Place, whole_number};
 use instep::checkpoint::safetensors::{Header, Tensor, quoted};
 
-/// Step counts are metadata under this prefix and the parameter's name.
+/// The prefix of the metadata keys of step counts. The parameter's name follows the prefix.
 pub const COUNT_PREFIX: &str = "step.";
-/// NAdam's products of momenta are metadata under this prefix.
+/// The prefix of the metadata keys of NAdam's products of momenta. The parameter's name follows the prefix.
 pub const PRODUCT_PREFIX: &str = "mu_product.";
 
 /// The only state that the input may lack at any step count. Without this state, the next step is a first step.
@@ -30,7 +30,7 @@ pub struct Input {
     pub params: Vec<Param>,
     /// Number of passes that have gradients.
     pub passes: u64,
-    /// All other metadata. They are copied to the output.
+    /// All metadata except step counts and products of momenta. They are copied to the output.
     pub remarks: BTreeMap<String, String>,
 }
 
@@ -58,8 +58,9 @@ pub struct Param {
 }
 
 impl Param {
-    /// Returns the step count to start from. The stepper detects a first step by the count. torch detects it by the
-    /// missing buffer.
+    /// Returns the step count from which the stepper starts. For the stepper, the next step is a first step if the
+    /// count is 0. For torch, it is a first step if the momentum buffer is missing. The returned count makes both
+    /// agree.
     pub fn first_count(&self, kept: &[&str]) -> u64 {
         let count = self.count.unwrap_or(0);
         match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {
@@ -85,7 +86,7 @@ impl Input {
     /// Sorts a header's tensors and counts.
     ///
     /// # Errors
-    /// `Tensors`, which names the first tensor or count that is missing, has an unknown name or has a wrong shape.
+    /// `Tensors` with the name of the first tensor or count that is missing, has an unknown name or has a wrong shape.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
         header.require_stepped()?;
         let names: HashMap<&str, usize> =
@@ -211,8 +212,8 @@ impl Found {
     }
 }
 
-/// Refuses a file in which only some averages are given. It also refuses an average without a step count, because the
-/// first update would replace the average.
+/// Refuses a file with the averages of only some stepped parameters. Also refuses an average of a parameter that was
+/// never stepped, because the first update would replace the average.
 fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     let is_given = |param: &&Param| param.companions.contains_key(&Companion::Ema);
     let is_first =
@@ -231,8 +232,8 @@ fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a parameter with only a part of its states and step count. Adam, for example, would silently step with a
-/// wrong bias correction.
+/// Refuses a parameter with only some of its states, with states but no step count, or with a step count above 0 but no
+/// states. Otherwise Adam, for example, would silently step with a wrong bias correction.
 fn check_complete(
     name: &str,
     kept: &[&str],

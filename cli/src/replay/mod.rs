@@ -1,7 +1,7 @@
 //! `instep replay`: steps parameters from a file with gradients from a file.
 //!
-//! It repeats the optimizer steps of a training run without the training, to compare machines, versions and
-//! frameworks. The output is written only after every step has succeeded.
+//! It repeats the optimizer steps of a training run, without forward and backward. Its output serves to compare
+//! machines, versions and frameworks. The output is written only after every step has succeeded.
 
 mod build;
 mod checkpoint;
@@ -43,7 +43,8 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Every refusal. The output file is then unchanged.
+/// Returns an error if an input or option is refused, or if a file cannot be read or written. The output file is then
+/// unchanged.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let start = Instant::now();
     let Arguments { config, input, grads, output, device: Device::Host, options, json } = arguments;
@@ -92,7 +93,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 /// Steps the tensors of `input` and writes the result to `out`, without any file.
 ///
 /// # Errors
-/// Every refusal. Nothing has been written, unless writing itself failed.
+/// Returns an error if the configuration or the input is refused, or if writing fails. Only a failed write leaves a
+/// part of the output in `out`.
 pub fn replay(
     config: &[u8],
     input: impl Read + Seek,

@@ -23,7 +23,7 @@ pub struct Arguments {
     #[arg(long)]
     pub grads: Option<PathBuf>,
     /// safetensors file for parameters, states, masters, copies and moving averages after the last step, under the same
-    /// names. The file is replaced as a whole or not at all
+    /// names as in the input. The file is either replaced completely or left unchanged
     #[arg(long)]
     pub output: PathBuf,
     /// Device that runs the steps
@@ -43,7 +43,7 @@ pub struct Options {
     /// Instruction set: baseline, avx2 or avx512 [default: INSTEP_ISA, or the widest of this machine]
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Bytes of gradients per bucket [default: 1 MiB, then 25 MiB]
+    /// Bytes of gradients per bucket [default: 1 MiB for the first bucket, 25 MiB for all others]
     #[arg(long)]
     pub bucket_cap_bytes: Option<u64>,
     /// When steps run. eager refuses clip.global and skip_nonfinite
@@ -61,7 +61,7 @@ pub enum Device {
     Host,
 }
 
-/// When steps run, as [`Mode`].
+/// When steps run. Each variant stands for the [`Mode`] of the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// All steps after the last gradient
@@ -69,7 +69,7 @@ pub enum Order {
     Sequential,
     /// Each bucket's step as soon as its gradients are complete
     Eager,
-    /// All norms, one decision, then all steps
+    /// First the norms of all gradients, then one decision, then all steps
     Normed,
 }
 

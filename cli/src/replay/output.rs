@@ -1,7 +1,8 @@
-//! Writes the output file. The file is replaced as a whole once the new content is complete, or left unchanged.
+//! Writes the output file. The file is replaced once the new content is complete. If writing fails, the file is left
+//! unchanged.
 //!
-//! The library replaces the file in the same way as a checkpoint. This module accepts only regular files, because
-//! renaming over a device would remove the device. It never replaces an input.
+//! The library replaces this file in the same way as it replaces a checkpoint. This module accepts only regular files,
+//! because renaming over a device would remove the device. It never replaces an input.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
@@ -53,7 +54,7 @@ impl<'a> Target<'a> {
         Ok(Target { path })
     }
 
-    /// Replaces the file with the output of `write`.
+    /// Replaces the file with the content that `write` writes.
     pub(super) fn replace(
         &self,
         write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,

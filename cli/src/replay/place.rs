@@ -6,7 +6,7 @@ use instep::Master;
 
 use super::Config;
 
-/// An additional tensor of a parameter, if the configuration asks for it.
+/// A tensor that a parameter has in addition to its value, if the configuration asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Companion {
     /// Its master weight, in f32.
@@ -80,7 +80,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Parses a number in its only valid spelling, so that two names never mean the same pass.
+/// Parses a number without sign and leading zeros, so that two names never mean the same pass.
 pub(super) fn whole_number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)

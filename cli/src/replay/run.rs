@@ -1,6 +1,6 @@
-//! One replay: a stepper loads the input, steps once per pass, and gives its tensors under torch's names.
+//! One replay: a stepper loads the input and steps once per pass. Its tensors are then written under torch's names.
 //!
-//! No value is read out before the last step has succeeded.
+//! No value is written before the last step has succeeded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ enum Content<'a> {
     State(ParamId, &'static str),
     Copy(ParamId),
     Ema(ParamId),
-    /// The tensor of the input, because no step has changed it.
+    /// The input's own tensor. No step has changed it.
     Given(&'a Tensor),
 }
 

@@ -1,4 +1,5 @@
-//! Reads clipping and the loss scale of a configuration. Each has one key, so a configuration cannot ask for two kinds.
+//! Reads clipping and the loss scale of a configuration. Each of the two has only one key, so a configuration cannot
+//! ask for two kinds of clipping or two loss scales.
 //!
 //! `clip` is an object with one norm. `loss_scale` is a number, or an object with the policy of a dynamic scale.
 
@@ -26,7 +27,7 @@ impl Default for Scaler {
     }
 }
 
-/// Reads the key `clip`. A replay chooses its own buckets, so it cannot repeat clipping per bucket.
+/// Reads the key `clip`. A replay chooses its own buckets, so it cannot repeat the training's clipping per bucket.
 pub(super) fn clip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Clip>, D::Error> {
     let Some(Unique(spelled)) = Option::<Unique<f64>>::deserialize(deserializer)? else { return Ok(None) };
     let mut spelled = spelled.into_iter();

@@ -1,6 +1,6 @@
 //! The summary of a replay: parameters, steps, norm and time, as text or as JSON.
 //!
-//! Every number comes from the stepper that made the steps, so the summary always agrees with the output.
+//! The norm, the clip factor and the instruction set come from the stepper that made the steps.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ pub(super) struct Summary {
     passes: u64,
     /// The number of passes that were skipped because of a NaN or infinite gradient.
     skipped: u64,
-    /// The norm of the averaged gradients of the last pass; null if neither the mode nor the configuration asks for it.
+    /// The norm of the averaged gradients of the last pass; null if neither the mode nor the configuration needs this
+    /// norm.
     norm: Option<f64>,
     /// The factor by which clipping multiplied the gradients of the last pass; 1 without clipping.
     clip_factor: f64,

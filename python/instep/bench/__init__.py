@@ -1,6 +1,5 @@
-"""AdamW's step on this machine: instep compared with PyTorch, DeepSpeed, bitsandbytes and torchao. ``python -m
-instep.bench``.
+"""Compares the speed of one AdamW step in instep, PyTorch, DeepSpeed, bitsandbytes and torchao on this machine.
 
-The benchmark takes about a minute, and longer on a busy machine. Steps run on the CPU, on tensors that already have
-gradients.
+``python -m instep.bench`` takes about a minute, and longer on a busy machine. Steps run on the CPU, on tensors that
+already have gradients.
 """

@@ -1,12 +1,13 @@
 """Times one AdamW step of instep and PyTorch, and of DeepSpeed, bitsandbytes and torchao if they are installed.
 
-It takes about a minute, longer on a busy machine. The first use of DeepSpeed or torchao also compiles their kernels.
-Before any candidate is timed, all candidates make their first steps from the same values, and are compared with AdamW
-in f64. Then every round runs each candidate once, and ratios divide times of the same round.
+The benchmark takes about a minute, and longer on a busy machine. The first use of DeepSpeed or torchao also compiles
+the kernels of that library. Before any candidate is timed, all candidates make their first steps from the same values,
+and are compared with AdamW in f64. Then every round runs each candidate once. A ratio divides two times of the same
+round.
 
-With --offload it times the step of a training that keeps its states in the host's memory. From f32 gradients in the
-host's memory, this step makes f32 parameters, and bf16 copies of them for the device. instep's step writes both. The
-other libraries copy after their step.
+With --offload it times the step of a training that keeps its states in the host's memory. This step reads f32 gradients
+in the host's memory. It produces f32 parameters, and bf16 copies of them for the device. instep writes both in one
+step. The other libraries make the copies after their step.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """Shows progress on the standard error. In a terminal this is one line that is rewritten, else a line per stage."""
+    """Shows progress on the standard error. In a terminal it rewrites one line. Otherwise it prints one line for each
+    stage.
+    """
 
     def __init__(self, stages: int) -> None:
         self.stages, self.done, self.told = stages, 0, ""
@@ -51,7 +54,7 @@ class Progress:
         self.say(text, 0.0)
 
     def say(self, text: str, share: float) -> None:
-        """Shows how much of the stage is done."""
+        """Shows the current stage, and how much of it is done."""
         if sys.stderr.isatty():
             whole = (self.done - 1 + share) / self.stages
             bar = "#" * round(24 * whole)
@@ -61,13 +64,13 @@ class Progress:
         self.told = text
 
     def end(self) -> None:
-        """Clears the line, before the table."""
+        """Clears the progress line before the table is printed."""
         if sys.stderr.isatty():
             print(f"\r{'':<84}\r", end="", file=sys.stderr, flush=True)
 
 
 def cases(quick: bool) -> list[Case]:
-    """The cases: one bucket, a size that stays in the cache, and a size that does not fit."""
+    """The cases: one bucket, a size that stays in the cache, and a size that does not fit into the cache."""
     length = LENGTH // 8 if quick else LENGTH
     resident = min(MOST, max(1, machine.last_level_cache() // 2 // (16 * LENGTH)))
     return [
@@ -97,8 +100,8 @@ def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
 def sample(ready: Made, case: Case) -> float:
     """Times a sample. Returns milliseconds per step.
 
-    If the tensors fit in the cache, an untimed step first loads them. If they do not fit, the
-    other candidates have evicted them, and the sample is one step.
+    If the tensors fit in the cache, an untimed step first loads them. If they do not fit, the steps of the other
+    candidates have evicted them, and the sample is one step.
     """
     if case.name != "in cache":
         return milliseconds(ready.step)
@@ -108,7 +111,7 @@ def sample(ready: Made, case: Case) -> float:
 
 
 def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None]) -> Iterator[int]:
-    """Yields rounds until the time is over. The first round warms up."""
+    """Yields the number of each round until the time is over. The first round is a warm-up."""
     start = time.monotonic()
     for number in range(most):
         spent = time.monotonic() - start

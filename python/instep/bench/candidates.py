@@ -1,6 +1,6 @@
-"""The optimizers that are timed. Before any of them is timed, a check compares the steps of all.
+"""The optimizers that the benchmark times. Before any of them is timed, the first steps of each are checked.
 
-A candidate owns its parameters, gradients and states. Every candidate of a format gets the same values.
+A candidate owns its parameters, gradients and states. All candidates of a format start with the same values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to make the step."""
+    """An optimizer of one library, in one format."""
 
     format: str
     """``"f32"``, ``"bf16"`` or ``"8-bit states"``. Candidates of one format are compared with instep's candidate of
@@ -46,12 +46,12 @@ class Candidate:
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether the candidate's parameters are the bf16 copies, and its masters the f32 parameters."""
+        """Whether the candidate's own parameters are the bf16 copies. Its masters are then the f32 parameters."""
         return self.copies and self.is_ours
 
     @property
     def is_ours(self) -> bool:
-        """Whether the other candidates of the format are compared with this one."""
+        """Whether this is instep's candidate, with which the other candidates of its format are compared."""
         return self.package == "instep"
 
 
@@ -119,11 +119,11 @@ FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 @functools.cache
 def _values(count: int) -> tuple[Tensor, Tensor]:
-    """Gradients and first values of parameters. bf16 represents all of them exactly. Tensor k gets the values from
-    index k on.
+    """Returns gradients and first values of parameters. bf16 represents all of them exactly. The values of tensor k
+    start at index k.
 
-    No gradient is 0 or subnormal, and all are within a factor of 2. This bounds the error of 8-bit states. Parameters
-    are below 2^-6, so a step of 1e-3 survives rounding to bf16.
+    No gradient is 0 or subnormal, and the sizes of all gradients are within a factor of 2. This limits the error of
+    8-bit states. Parameters are below 2^-6, so a step of 1e-3 survives rounding to bf16.
     """
     k = torch.arange(count)
     grads = (128 + k % 113).float() * 2**-14 * (1 - 2 * (k % 3 == 0).float())
@@ -174,8 +174,8 @@ class Made:
             self.step()
 
     def values(self) -> list[Tensor]:
-        """The values that steps update: the masters if the candidate keeps them, else the parameters. A first step makes the
-        masters.
+        """The values that steps update. These are the masters if the candidate has masters, and otherwise the
+        parameters. The first step makes the masters.
         """
         if self.candidate.keeps_masters:
             return [self.optimizer.state[param]["master"] for param in self.params]
@@ -206,11 +206,11 @@ class Made:
 def tolerance(format: str, steps: int) -> float:
     """How far parameters may be from AdamW in f64 after a number of steps.
 
-    Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, at most
-    lr, eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the
-    change. The error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a
-    factor of 2, that is 1/64 of the first moment and 1/32 of the second. The second step's change gets 0.48 and 0.25 of
-    these errors: lr / 64 together.
+    Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, which is
+    at most lr, eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2)
+    of the change. The error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within
+    a factor of 2, that is 1/64 of the first moment and 1/32 of the second. The change of the second step has 0.48 of
+    the first error and 0.25 of the second. Together this is at most lr / 64.
     """
     unit = 2**-8 if format == "bf16" else 2**-24
     largest = 2**-6 + steps * LR

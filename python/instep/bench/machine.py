@@ -1,4 +1,4 @@
-"""The machine on which figures depend: the processor, its caches and the versions of packages."""
+"""Describes the machine, because figures depend on it: the processor, its caches and the versions of packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Optional
 
 
 def processor() -> str:
-    """The processor's name. Many virtual machines shorten it, so family and model are added if the system has them."""
+    """The processor's name. Many virtual machines shorten it, so family and model are added if they are known."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -45,7 +45,9 @@ def version(package: str) -> Optional[str]:
 
 
 class Others:
-    """The share of all cores' time that other processes and virtual machines take from now on. Only Linux reports it."""
+    """Measures the share of all cores' time that others take from now on: other processes and other virtual machines.
+    Only Linux reports it.
+    """
 
     def __init__(self) -> None:
         self.start = _seconds_of_cores()
@@ -60,7 +62,9 @@ class Others:
 
 
 def _seconds_of_cores() -> Optional[tuple[float, float, float]]:
-    """The times of all cores, of busy cores, and of this process with its children."""
+    """The total time of all cores, their busy time, and the processor time of this process with its children, in
+    seconds.
+    """
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
@@ -72,5 +76,5 @@ def _seconds_of_cores() -> Optional[tuple[float, float, float]]:
 
 
 def load() -> str:
-    """How busy the machine is already, as the mean number of running tasks in the last minute."""
+    """The mean number of running tasks in the last minute."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"

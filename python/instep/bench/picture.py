@@ -1,7 +1,7 @@
-"""The times as an SVG picture: a row per candidate, a column per case, bars with their units.
+"""Draws the times as an SVG picture. It has a row per candidate, a column per case, and bars with units.
 
-Each format of each case has its own axis, from 0 to the slowest candidate. A line across the end of a bar is the range of the
-samples.
+Each format of each case has its own axis, from 0 to the slowest candidate. A line across the end of a bar shows the
+range of the samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STYLE = (
 
 
 def draw(machine: str, versions: str, all_results: list[Results]) -> str:
-    """The picture as a text."""
+    """Returns the text of an SVG file."""
     width = NAMES + COLUMN * len(all_results) + 10
     body: list[str] = []
 

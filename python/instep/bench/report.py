@@ -1,4 +1,4 @@
-"""What has been measured, as a table and as CSV."""
+"""The results of the measurements, as a table and as CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Its name and sizes."""
+        """The case's name and sizes, as a text."""
         gradients, all_bytes = 4 * self.elements / MIB, 16 * self.elements / MIB
         return (
             f"{self.name}: {self.tensors} tensors of {self.length:,} elements"
@@ -60,7 +60,7 @@ class Results:
 
     @property
     def formats(self) -> list[str]:
-        """The formats of its candidates, in order."""
+        """The formats of the candidates, in the order of the lines."""
         return list(dict.fromkeys(line.candidate.format for line in self.lines))
 
     def compare(self) -> None:
@@ -72,7 +72,7 @@ class Results:
 
 
 def table(results: Results) -> str:
-    """The lines of a case, with units."""
+    """Returns the results of a case as a table with units."""
     case = results.case
     head = f"  {'':<28}{'ms per step (range)':<30}{'ns per element':<17}time / instep's (range)"
     rounds = max(len(line.times) for line in results.lines)
@@ -91,7 +91,9 @@ def table(results: Results) -> str:
 
 
 def csv(head: list[str], threads: int, all_results: list[Results]) -> str:
-    """One line per quantity. A comment names each candidate that was not timed."""
+    """Returns all results as CSV, with one line per measured quantity. A comment names each candidate that was not
+    timed.
+    """
     lines = [f"# {line}" for line in head]
     rows = ["candidate,format,case,elements,threads,quantity,median,min,max"]
     for results in all_results:

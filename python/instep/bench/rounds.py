@@ -44,12 +44,12 @@ def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) 
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """The time that a call takes."""
+    """The time that a call takes, in milliseconds."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e3
 
 
 def ratios(times: Sequence[float], to: Sequence[float]) -> Spread:
-    """The times divided by the times of another candidate in the same rounds."""
+    """The spread of the ratios of these times to another candidate's times in the same rounds."""
     return Spread.of([one / other for one, other in zip(times, to)])

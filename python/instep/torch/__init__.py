@@ -1,4 +1,6 @@
-"""instep for PyTorch: an optimizer, and its fusion into DistributedDataParallel's buckets, FSDP's units and backward."""
+"""instep for PyTorch: optimizers, and functions that run their steps in DDP's buckets, in FSDP's units and in
+backward.
+"""
 
 from ._offload_simulated import Simulated
 from .ddp import DDPOptimizer, register_ddp

@@ -1,9 +1,9 @@
 """Parameters of one kind, their optimizer states, and the native steps over them.
 
-States lie in the order in which parameters were registered, each at a multiple of 256 elements. No state therefore
-moves when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. Step counts are in the
-native steps. The native steps also write the counts as float32 numbers into a vector, which ``optimizer.state`` shows.
-When a rebuilt bucket takes over parameters, it takes over their counts too.
+States lie in the order in which parameters were registered, each at a multiple of 256 elements. States therefore do not
+move when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. The native steps have
+the step counts. They also write the counts as float32 numbers into a vector, and ``optimizer.state`` shows this vector.
+If DDP rebuilds its buckets, new native steps take over the counts of their parameters.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class Arena:
         self.progress: list[Progress] = [FRESH] * len(members)
 
     def _room(self, index: int) -> int:
-        """The number of elements that each state of a parameter takes up, with the gaps after rows and at the end."""
+        """The number of elements that each state of a parameter takes up, including gaps after rows and at the end."""
         row, length = self.rows[index].row, self.lengths[index]
         if not self._has_rows(index):
             return padded(length)
         return length // row * padded(row) or QUANTUM
 
     def _has_rows(self, index: int) -> bool:
-        """Whether each row begins a new block of 8-bit states."""
+        """Whether each row of the parameter begins a new block of 8-bit states."""
         return self.kind.word == "8bit" and is_distributed(self.params[index])
 
     def _allocate(self) -> None:
@@ -144,7 +144,7 @@ class Arena:
         self.watched = {*(self.numbers or self.states), *FIRST.get(self.key, ())[:1]}
 
     def _views(self, index: int) -> dict[str, Tensor]:
-        """All states of a parameter, under their names in a state dict."""
+        """All states of a parameter, by their names in a state dict."""
         shape, strides, offset = self.shapes[index], self.strides[index], self.offsets[index]
         blocks: tuple[int, ...] = (-(-shape.numel() // QUANTUM),)
         if self._has_rows(index):
@@ -164,8 +164,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The names under which ``held`` still has this arena's tensors. Since its mark was made, a tensor must not have
-        moved, and a watched tensor must not have been written.
+        """The names under which ``held`` still has this arena's tensors. A name is left out if its tensor has moved
+        since the tensor's mark was made, or if the tensor is watched and was written since then.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -175,8 +175,8 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """If the state is watched, returns the tensors with versions that count the writes to it, else an empty list. A
-        write to a ``DTensor`` is counted in the ``DTensor`` itself.
+        """Returns the tensors with versions that count the writes to a state. If the state is not watched, returns an
+        empty list. A write to a ``DTensor`` is counted in the ``DTensor`` itself.
         """
         if name not in self.watched or name not in self.local[index]:
             return []
@@ -184,8 +184,8 @@ class Arena:
         return [local] if shown is local else [local, shown]
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
-        """Sets a parameter's states to the given values, and its other states to their first values. No native step may
-        be live.
+        """Sets a parameter's states to the given values. States without a given value get their first values. The arena
+        must have no native step, so call `retire_all` before.
         """
         param, hyper = self.params[index], self.hyper_of(index)
         if self.held(param).shape != self.shapes[index]:
@@ -228,7 +228,7 @@ class Arena:
         return self.hypers[id(self.groups[index])]
 
     def keeps(self, hyper: Hyper) -> bool:
-        """Whether a group with these hyperparameters has the states that this arena has."""
+        """Whether a group with these hyperparameters needs the states that this arena has."""
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
@@ -266,8 +266,8 @@ class Arena:
             self.after = after
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
-        """Returns this rank's shards of parameters and their current properties. If the properties have changed, adopts or
-        refuses the change.
+        """Returns this rank's shards of parameters and their current properties. If the properties of a parameter have
+        changed, this adopts the change or raises.
         """
         params, forms = self.known.get(indices, (None, None))
         if params is None:
@@ -310,13 +310,17 @@ class Arena:
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
-        """The addresses of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
+        """The addresses of a zero and of a zero gradient. They are stepped in place of an empty parameter, so that its
+        updates are counted.
+        """
         assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
         return start, start + ELEMENT
 
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
-        """The native step over these parameters. It takes over their counts from earlier native steps."""
+        """Returns the native step over these parameters. A new native step takes over their counts from earlier native
+        steps.
+        """
         key = indices, grad_dtype
         step = self.live.get(key)
         if step is None:
@@ -336,7 +340,7 @@ class Arena:
         self.known.pop(indices, None)
 
     def retire_all(self) -> None:
-        """Copies every count back from the native steps."""
+        """Drops all native steps, after it has copied their counts back."""
         for key in list(self.live):
             self._retire(key)
 
@@ -364,7 +368,7 @@ class Arena:
         return step
 
     def _rows_from(self, index: int) -> tuple[int, int]:
-        """The elements of a row, and the index of this shard's first element among the elements of all full parameters."""
+        """The length of a row, and the index of this shard's first element among those of all full parameters."""
         row = self.rows[index].row if self._has_rows(index) and index not in self.empty else self.lengths[index]
         return row, self.firsts[index] + self.rows[index].first
 
@@ -379,8 +383,8 @@ class Arena:
                 self.seen[index] = self._look(index)
 
     def _look(self, index: int) -> tuple[int, int, int]:
-        """Address and versions of a parameter's values. A write to a ``DTensor`` changes its own version, and not its
-        shard's.
+        """Address and versions of a parameter's values. A write to a ``DTensor`` changes the version of the
+        ``DTensor``, and not the version of its shard.
         """
         param = self.params[index]
         shard = self.held(param) if self.is_apart else param
@@ -419,7 +423,7 @@ class Arena:
             self.unsure.clear()
 
     def show(self, index: int) -> None:
-        """Makes ``state`` show a parameter's tensors, if there are any, and keeps the user's own entries."""
+        """Puts a parameter's tensors into ``state``, unless it is hidden. The user's own entries stay there."""
         owner, param = self.owners[index](), self.params[index]
         if owner is not None and self.shown[index] and index not in self.hidden:
             held = held_in(owner.state, param)
@@ -427,7 +431,7 @@ class Arena:
             owner.state[param] = held
 
     def show_begun(self, indices: Iterable[int]) -> None:
-        """Shows hidden parameters that a step has stepped, unless the step was skipped."""
+        """Puts the states of hidden parameters into ``state`` after their first step, unless the step was skipped."""
         given = [index for index in indices if index in self.hidden]
         if self.device.type == "cuda":
             self.unsure.update(given)
@@ -439,7 +443,7 @@ class Arena:
             self.show(index)
 
     def show_hidden(self) -> None:
-        """Shows all hidden parameters, with zeros. A first step does not read these zeros."""
+        """Puts the states of all hidden parameters into ``state``. They are zeros. A first step does not read them."""
         hidden, self.hidden = self.hidden, set()
         for index in hidden:
             for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):
@@ -458,7 +462,7 @@ class Arena:
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Forms:
-    """The properties of these tensors, one list per property, because a comprehension over tensors would take longer."""
+    """The properties of these tensors, as one list per property. A comprehension over the tensors would take longer."""
     addresses, strides = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors))
     return list(map(shape_of, tensors)), strides, list(map(dtype_of, tensors)), addresses
 

@@ -1,7 +1,9 @@
-"""The base class of the optimizers of `register_ddp` and `register_fsdp`: steps run in backward, and ``step`` makes none.
+"""The base class of the optimizers of `register_ddp` and `register_fsdp`. Their steps run in backward, so ``step``
+makes none.
 
-Every rank steps with the same settings. ``step`` refuses changes that come too late. Before a first step, it makes the states
-that ``torch.distributed.checkpoint`` expects.
+Every rank steps with the same settings. ``step`` raises if gradients have changed after backward has stepped with them.
+``torch.distributed.checkpoint`` calls ``step`` while there are no states, so that it has states to load into. In this
+case, ``step`` only makes the states.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class BackwardOptimizer(FusedOptimizer):
     def _decide_by(
         self, max_norm: Optional[float], grad_scaler: Optional[torch.amp.GradScaler], skip_nonfinite: bool
     ) -> None:
-        """Stores the options with which a pass needs a decision over all its gradients before it steps."""
+        """Stores the options that require a decision over all gradients of a pass before its steps."""
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
         self._has_limit = max_norm is not None
@@ -54,7 +56,9 @@ class BackwardOptimizer(FusedOptimizer):
         raise TypeError(f"{type(self).__name__}: belongs to the hooks of its model, so it has no copy; save its state_dict()")
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Only calls ``closure``, and raises if gradients have changed: backward has already stepped."""
+        """Calls ``closure``, but makes no step, because backward has already stepped. Raises if gradients have changed
+        since then.
+        """
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,15 +73,17 @@ class BackwardOptimizer(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. Warns if they were changed after they were stepped. `step` would refuse this change, but a
-        loop may never call `step`.
+        """Clears gradients. Warns if they have changed after backward has stepped with them. `step` raises after such a
+        change, but a loop may never call `step`.
         """
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def _show_all(self) -> None:
-        """Shows states of all parameters. The next step is still the first step of these parameters."""
+        """Puts states of all parameters into ``state``. For parameters that were not stepped yet, the next step is
+        still the first.
+        """
         self._follow_states()
         self._adopt(self._listed())
         for arena in self._engine.arenas:

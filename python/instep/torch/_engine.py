@@ -1,7 +1,7 @@
 """The engine of every optimizer of this package: arenas for its parameters, and steps over some of them.
 
-The engine orders nothing and waits for nothing: the caller decides when a gradient is complete. Calls for different
-parameters may come from different threads.
+The engine does not order its work and does not wait for gradients. The caller calls it when a gradient is complete.
+Calls for different parameters may come from different threads.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Route:
 
 @dataclass
 class Prepared:
-    """The native step's arguments for a batch, and the tensors that must live until it has run."""
+    """The native step's arguments for a batch, and the tensors that must live until that step has run."""
 
     step: _native.Step
     bound: _native.Bound
@@ -133,7 +133,7 @@ class Engine:
         self.lock = threading.RLock()
 
     def build(self, members: Iterable[tuple[Kind, Member]]) -> list[Arena]:
-        """Makes an arena for each kind of parameters. An arena is used only after it is registered."""
+        """Makes an arena for each kind of parameters. Steps use the arenas only after a call of `register`."""
         kinds: dict[Kind, list[Member]] = {}
         for kind, member in members:
             kinds.setdefault(kind, []).append(member)
@@ -141,7 +141,7 @@ class Engine:
         return [Arena(self.key, kind, some, self.after, threads, self.held, self.team) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
-        """Registers these places of parameters instead of their old ones, and forgets parameters that were removed."""
+        """Records the arena and the index of each of these parameters. The parameters in ``gone`` lose theirs."""
         for param in gone:
             del self.places[param]
         self.places.update(places)
@@ -176,14 +176,14 @@ class Engine:
             arena.leave_gradients(after)
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """The parameters that have no arena yet, each once."""
+        """Returns those of these parameters that have no arena yet. Each is returned once."""
         listed = list(params)
         if self.known.issuperset(map(id, listed)):
             return []
         return list({id(param): param for param in listed if id(param) not in self.known}.values())
 
     def route(self, params: Sequence[Tensor]) -> Route:
-        """Finds the arenas of parameters. For a list that was seen before, this only compares identities."""
+        """Finds the arenas of parameters. For a list that is in the cache, this only compares identities."""
         key = tuple(map(id, params))
         route = self.routes.get(key)
         if route is not None:
@@ -255,7 +255,7 @@ class Engine:
             self._run(batch, prepared, factors)
 
     def step(self, batch: Batch, factors: _native.Factors = NO_FACTORS) -> None:
-        """Steps a batch now. On a GPU, it uses the current stream."""
+        """Steps a batch. On a GPU, the step runs on the current stream."""
         self._run(batch, self.prepare(batch), factors)
 
     def _run(self, batch: Batch, prepared: Prepared, factors: _native.Factors) -> None:
@@ -263,13 +263,13 @@ class Engine:
         self._written(batch, prepared)
 
     def add_norm(self, batch: Batch, norm: _native.Norm) -> Prepared:
-        """Adds the gradients of a batch to a norm, without those that are None."""
+        """Adds the gradients of a batch to a norm, except those that are None."""
         prepared = self.prepare(batch)
         prepared.step.add_norm(prepared.bound, norm, stream_on(batch.arena.device))
         return prepared
 
     def step_decided(self, batch: Batch, prepared: Prepared, decided: Decided) -> None:
-        """Steps a batch by the decision of its norm."""
+        """Steps a batch. The batch's norm has decided whether the step is clipped or skipped."""
         norm = decided.norms[batch.arena.kind.clip]
         prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
         self._written(batch, prepared)
@@ -293,7 +293,9 @@ def stream_on(device: torch.device) -> int:
 
 
 def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients in a bucket as DDP lays them out: a dense parameter's gradient has the parameter's strides."""
+    """Returns the gradients of a bucket with the strides that they have in DDP's buffer. A dense parameter's gradient
+    has the parameter's strides.
+    """
     return [
         grad.as_strided(param.shape, param.stride(), grad.storage_offset()) if is_dense(param) else grad
         for param, grad in zip(params, grads)
@@ -303,8 +305,8 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """For each gradient, the byte of the bucket at which it starts. None if a gradient cannot be stepped in place, or
-    belongs to another optimizer.
+    """Returns, for each gradient, the byte of the bucket at which it starts. Returns None if one of them cannot be
+    stepped in place, or belongs to another optimizer.
     """
     starts = []
     for param, grad in zip(params, grads):
@@ -325,7 +327,7 @@ def _cut(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def _taken_as(dtype: torch.dtype) -> torch.dtype:
-    """The element type of a gradient."""
+    """The element type in which a kernel reads a gradient of this type."""
     if not dtype.is_floating_point:
         raise NotImplementedError(f"gradient of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
     return dtype if dtype in WORDS else torch.float32

@@ -1,7 +1,7 @@
 """Element types of parameters, states and masters, in PyTorch's words.
 
-By default states have their parameter's type, as in ``torch.optim``. Only float16 parameters have float32 states, because a
-second moment in float16 underflows.
+By default states have their parameter's type, as in ``torch.optim``. For float16 parameters the default is float32
+states, because a second moment in float16 underflows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Formats(NamedTuple):
         return "none" if self.master is None or dtype == torch.float32 else self.master
 
     def seed_of(self, dtype: torch.dtype, states: str) -> Optional[int]:
-        """The seed, if parameters and states of these types are rounded at all."""
+        """The seed, or None if parameters and states of these types are never rounded."""
         rounds_states = states != "float32"
         rounds_params = dtype == torch.bfloat16 and self.master_of(dtype) in ("none", "remainder8")
         return self.seed if rounds_states or rounds_params else None

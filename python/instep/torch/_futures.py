@@ -1,8 +1,8 @@
-"""Futures of sums, and the end of their callbacks.
+"""Futures of all-reduces, and a wait for their callbacks when the interpreter exits.
 
-An all-reduce ends on a thread of the process group. That thread runs the callback. It drops the callback and the tensors
-shortly after the trainer has continued. If the interpreter ended before that, the thread could not take the GIL and would
-abort the process. The interpreter's exit therefore waits for the thread.
+An all-reduce ends on a thread of the process group. That thread runs the callback. The thread drops the callback and
+its tensors only shortly after the trainer has continued. If the interpreter ended before that, the thread could not
+take the GIL and would abort the process. The interpreter's exit therefore waits for the thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _held: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def awaited(callback: T) -> T:
-    """A callback for which the interpreter's exit waits."""
+    """Returns the callback. The interpreter's exit waits until it is dropped."""
     _wait_at_exit()
     _held.add(callback)
     return callback
@@ -45,15 +45,15 @@ def _outlive() -> None:
 
 
 def joined(futures: list[Future[Any]]) -> Future[Any]:
-    """A future that is done once all of these are done."""
+    """Returns a future that is done once all of these futures are done."""
     return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
 
 
 def wait_for(futures: list[Future[Any]]) -> None:
     """Raises the error of any of the futures. On a GPU, makes the current stream wait for all of them.
 
-    A callback runs on a separate stream, which waits only for the future that called it. For collected futures, this is the
-    last future.
+    A callback runs on a separate stream. This stream waits only for the future that called the callback. If futures
+    were collected, that is only the last of them.
     """
     for future in futures:
         future.wait()

@@ -1,6 +1,6 @@
-"""Param groups: their hyperparameters, the further keys of ``torch.optim``, and what is refused.
+"""Param groups: their hyperparameters, the further keys of ``torch.optim``, and checks that refuse wrong settings.
 
-This module depends only on torch and the native half, and changes no group.
+This module depends only on torch and on the package's native module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ optimizers."""
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
-    """The keys and defaults of torch's optimizer of this name that are not hyperparameters of this package."""
+    """The keys that only torch's optimizer of this name has, with their defaults. They are not hyperparameters of this
+    package.
+    """
     descriptor = OPTIMIZERS[key]
     torchs = getattr(torch.optim, descriptor.name, None)
     if torchs is None:
@@ -59,12 +61,13 @@ def defaults_of(key: str) -> dict[str, Any]:
 
 @cache
 def settings_of(key: str) -> frozenset[str]:
-    """The names that an optimizer takes as hyperparameters, with and without effect."""
+    """The names that an optimizer accepts as hyperparameters. Some of them have no effect."""
     return frozenset({*defaults_of(key), *RUNNING})
 
 
 def completed(group: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Completes a first group as torch's ``add_param_group`` does, but faster. Returns whether it has done so.
+    """Completes an optimizer's first group as torch's ``add_param_group`` does, but faster. Returns whether it has done
+    so.
 
     It completes only groups of plain parameters without names, each listed once. torch's own code completes or refuses
     any other group.
@@ -138,7 +141,7 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
 
 
 def limit_of(group: Mapping[str, Any]) -> Optional[float]:
-    """The norm to which a group is clipped alone, or None."""
+    """The largest norm of a group that is clipped alone, or None for any other group."""
     value = group.get("max_norm")
     limit = None if value is None else _number("max_norm", value)
     if limit is not None and not 0 < limit < inf:
@@ -184,14 +187,14 @@ def _may_change(value: Any) -> bool:
 
 
 class Settings:
-    """The hyperparameters of param groups as they were last read. Checking them for changes needs no conversion."""
+    """A cache of the hyperparameters of param groups. If nothing has changed, a read converts no value."""
 
     def __init__(self, key: str) -> None:
         self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)
         self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
 
     def of(self, group: dict[str, Any]) -> Hyper:
-        """The hyperparameters of a group. Returns the same dict until they change."""
+        """Returns the hyperparameters of a group. It is the same dict until a hyperparameter changes."""
         values = self._values(group)
         known, read, hyper, may_change = self._read.get(id(group), (None, (), {}, False))
         if known is not group:
@@ -211,5 +214,5 @@ class Settings:
         return hyper
 
     def forget_others(self, groups: Iterable[dict[str, Any]]) -> None:
-        """Forgets the groups that are not among these."""
+        """Drops the cached hyperparameters of all groups except these."""
         self._read = {id(group): self._read[id(group)] for group in groups if id(group) in self._read}

@@ -1,4 +1,5 @@
-"""Kinds of parameters: the properties that parameters of one arena share, and checks of what kernels take.
+"""Kinds of parameters: the properties that parameters of one arena share, and checks whether kernels can step a
+parameter.
 
 This module keeps no parameter alive.
 """
@@ -76,8 +77,8 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 
 def adagrads_first_state(formats: Formats, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-    """The states that torch's Adagrad makes in its constructor, for a group that was checked. An empty dict if they cannot
-    be made.
+    """The states that torch's Adagrad makes in its constructor, for a parameter of a checked group. Returns an empty
+    dict if they cannot be made yet.
     """
     if is_lazy(param) or param.is_meta:
         return {}
@@ -163,7 +164,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def had_no_update(value: Any) -> bool:
-    """Whether a state was shown before its first update."""
+    """Whether a state has had no update. All its values are then `NO_UPDATE`."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     shard = shard_of(value)
@@ -171,7 +172,9 @@ def had_no_update(value: Any) -> bool:
 
 
 def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
-    """Whether states with a count of 0 must be read by the next step. An ordinary first step does not read states."""
+    """Whether the next step must read these states although their count is 0. An ordinary first step does not read
+    states.
+    """
     if key not in FIRST:
         return False
     name, source = FIRST[key]

@@ -1,7 +1,7 @@
 """Comparison of the ranks' settings, read one pass later.
 
-If a rank raised at once, the other ranks would wait for it in an all-reduce. Ranks therefore send their settings in every
-pass, and read the result one pass later. On a GPU this read waits only for work of the last pass.
+If a rank raised at once, the other ranks would wait for it in an all-reduce. Ranks therefore send their settings in
+every pass, and read the result one pass later. On a GPU this read waits only for work of the previous pass.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Agreement:
         self._asked: list[Later] = []
 
     def ask(self, settings: Callable[[], object]) -> None:
-        """Compares the settings of this pass, without waiting. Every rank calls it in every pass."""
+        """Starts to compare the settings of this pass, and does not wait. Every rank must call it in every pass."""
         if not self._groups:
             return
         try:

@@ -37,12 +37,12 @@ def refuse_shared(params: Iterable[Tensor]) -> None:
 
 
 def _reach(param: Tensor) -> int:
-    """The bytes from a tensor's first element to the end of its last."""
+    """The bytes from the start of a tensor's first element to the end of its last element."""
     return (1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride()))) * param.itemsize
 
 
 def _refuse_overlap(near: Sequence[tuple[int, int, Tensor]]) -> None:
-    """Refuses parameters that have elements in common. The address ranges of the given parameters overlap."""
+    """Refuses parameters that have elements in common, among parameters with address ranges that overlap."""
     if len(near) < 2:
         return
     first = near[0][0]

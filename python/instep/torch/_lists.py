@@ -32,7 +32,9 @@ EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def _increment_version() -> Callable[[list[Tensor]], None]:
-    """Returns the half of torch's ``increment_version`` that is in C++, or all of it if this torch has no such half."""
+    """Returns the C++ function in torch's ``increment_version``. If this torch has no such function, returns
+    ``increment_version``.
+    """
     direct: Any = getattr(torch._C, "_increment_version", None)
     try:
         direct([])
@@ -112,8 +114,8 @@ def clip_(
 ) -> Clipped:
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
-    With ``in_place=False`` it writes nothing. Give the step ``gradient_scale=coefficient`` instead. This saves a pass
-    over the gradients. As in torch, an infinite norm gives a coefficient of 0, and NaN gives NaN.
+    With ``in_place=False`` it writes nothing. In this case, pass ``gradient_scale=coefficient`` to the step. This saves
+    a pass over the gradients. As in torch, the coefficient is 0 if the norm is infinite, and NaN if the norm is NaN.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):
@@ -136,7 +138,7 @@ def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
     """Copies each tensor to the tensor at the same index in ``into``. Results have the bits of ``into[k].copy_(tensors[k])``.
 
-    The same tensors are allowed as for `add_`.
+    The tensors may have the same types as for `add_`.
     """
     _move(into, tensors, False, threads)
 

@@ -57,7 +57,7 @@ def progress_of(
 
 
 def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
-    """The number of updates that a saved state has had."""
+    """The number of updates after which a state was saved."""
     step = values.get("step")
     if step is None:
         # SGD's momentum has no count in torch. If there is a buffer, there was an update.
@@ -70,7 +70,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
 
 
 def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
-    """The number that a saved state carries besides the step count."""
+    """The number that a saved state has besides the step count, or 1 if its optimizer has no such number."""
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
         return 1.0

@@ -30,7 +30,9 @@ def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: i
 
 
 def alone(view: Tensor) -> Tensor:
-    """A tensor over a view's memory with a storage of only these bytes, so that saving it writes nothing else."""
+    """A tensor over the memory of a view. Its storage has only the bytes of the view, so saving the tensor writes
+    nothing else.
+    """
     if view.numel() == 0:
         return torch.empty_like(view, memory_format=torch.preserve_format)
     reach = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
@@ -40,7 +42,9 @@ def alone(view: Tensor) -> Tensor:
 
 
 def _zero_bytes(count: int) -> Tensor:
-    """Zeros, in huge pages if they fill one. With small pages, a step over an arena would miss the TLB at every page."""
+    """Returns zeros, in huge pages if they fill at least one huge page. With small pages, a step over an arena would
+    miss the TLB at every page.
+    """
     if count < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(count, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -27,7 +27,7 @@ class GlobalNorm:
     """The norms of a pass, and their decisions over all ranks."""
 
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
-        """``instead`` maps groups of ranks to CPU groups of the same ranks, and the sums use the CPU groups."""
+        """``instead`` maps groups of ranks to CPU groups of the same ranks. Sums then use the CPU groups."""
         self.device, self.instead = device, instead or {}
         self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
         """The limits of groups that are clipped alone, as in `GroupSnapshot.limits`."""
@@ -37,7 +37,7 @@ class GlobalNorm:
         self._added: set[tuple[int, Holders]] = set()
 
     def begin(self, factors: _native.Factors) -> None:
-        """Begins new norms, with the factors that all gradients share."""
+        """Begins new norms, with the factors that all gradients contain."""
         self._factors = factors
         self._begun.clear()
         self._added.clear()
@@ -54,13 +54,15 @@ class GlobalNorm:
         return self._parts[part]
 
     def add(self, engine: Engine, batch: Batch) -> Prepared:
-        """Adds the gradients of a batch, without those that are None."""
+        """Adds the gradients of a batch to the norm of its clip, except those that are None."""
         part = batch.arena.kind.clip, batch.arena.holders
         self._added.add(part)
         return engine.add_norm(batch, self._part(*part))
 
     def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> Decided:
-        """Decides over all ranks' shards. Every rank must call it, with all groups of holders in the same order."""
+        """Decides about clip and skip, over the shards of all ranks. Every rank must call it, with the groups of
+        ``spread`` in the same order.
+        """
         stream = stream_on(self.device)
         limits = {TOGETHER: max_norm, **self.of_groups()}
         totals = {clip: self._part(clip, ()) for clip in limits}
@@ -83,7 +85,9 @@ class GlobalNorm:
         return Decided(totals)
 
     def _share_nonfinite(self, largest: list[Tensor]) -> None:
-        """If any gradient is infinite or NaN, makes all groups skip. Finite magnitudes stay in their own norm."""
+        """If any gradient is infinite or NaN, makes the steps of all groups skip. Otherwise the magnitudes stay as they
+        are.
+        """
         worst = torch.stack(largest).amax(0)
         for own in largest:
             own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))
@@ -93,14 +97,14 @@ class GlobalNorm:
         return self._parts[TOGETHER, ()].decision()[0]
 
     def _sum_of(self, part: _native.Norm) -> tuple[Tensor, Tensor]:
-        """A norm's sum of squares and largest magnitude, in place."""
+        """A norm's sum of squares and its largest magnitude, as tensors over the norm's memory."""
         limbs, largest = part.sum(stream_on(self.device))
         return _at(limbs, _native.NORM_LIMBS, torch.int64, self.device), _at(largest, 1, torch.int32, self.device)
 
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
-    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes. Each rank has a separate entry
-    for its magnitude.
+    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes. Each rank writes its magnitude to
+    a separate entry, because the all-reduce sums all entries.
     """
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
@@ -114,7 +118,7 @@ def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, devic
 
 
 def _at(address: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of the native half as a tensor."""
+    """A tensor over memory of the native module."""
     if device.type == "cpu":
         numbers = ctypes.c_byte * (length * dtype.itemsize)
         return torch.frombuffer(numbers.from_address(address), dtype=dtype)

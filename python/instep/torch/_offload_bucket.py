@@ -1,7 +1,8 @@
-"""Buckets of parameters. A bucket's gradients are copied to the host together, and its parameters are then stepped and
-copied back together. Also the data of a backward pass.
+"""Buckets of parameters, and the data of a backward pass.
 
-A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. This module neither waits nor copies.
+A bucket's gradients are copied to the host together. Its parameters are then stepped together and copied back together.
+On the host, the gradients and the mirrors (copies of the parameters) are tensors over page-locked memory. This module
+neither waits nor copies.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Bucket:
         """Whether the trainer's work already waits for the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
-        """The bucket's gradients in a part of the ring, each with the layout of its parameter's mirror."""
+        """Tensors for the bucket's gradients in a part of the ring. Each has the strides of its parameter's mirror."""
         assert self.mirrors is not None, "parameters of the host's have no place in the ring"
         key = (memory.data_ptr(), start)
         if key not in self._views:
@@ -87,7 +88,7 @@ class Arrival:
 
 @dataclass
 class Decider:
-    """The parts of a decision over all gradients of a pass."""
+    """The limit, the norm and the groups of ranks for a decision over all gradients of a pass."""
 
     max_norm: Optional[float]
     skip_nonfinite: bool
@@ -97,7 +98,7 @@ class Decider:
 
 @dataclass
 class Pass:
-    """A backward pass, or the micro-batches of one step."""
+    """A backward pass, or all backward passes that accumulate gradients for one step."""
 
     number: int = 0
     factors: tuple[int, float] = (1, 1.0)

@@ -1,7 +1,7 @@
 """The interface of the device for which the host steps: copies on two queues, events, and page-locked memory.
 
-`_offload_engine.py` uses a device only through this interface. A copy reads its source after the given events, and its own
-event comes after its last byte.
+`_offload_engine.py` uses a device only through this interface. A copy begins after the given events. The copy's own
+event is reached after its last byte.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Event(Protocol):
     """A point in the work of a queue or a stream."""
 
     def wait(self) -> None:
-        """Blocks the calling thread until the event is reached. Other Python threads run."""
+        """Blocks the calling thread until the event is reached. Other Python threads continue to run."""
 
     def is_done(self) -> bool:
         """Whether the event is reached."""
 
 
 class Device(Protocol):
-    """The device's interface for the engine. Any thread may make any call."""
+    """The device's interface for the engine. Any thread may call any method."""
 
     def page_locked(self, size: int) -> Tensor:
         """Host memory that the device can copy to and from, for as long as the device lives."""
@@ -42,7 +42,9 @@ class Device(Protocol):
         """Unlocks page-locked memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """An event after all work that the calling thread has given to the device so far. This work writes these tensors."""
+        """Returns an event after all work that the calling thread has given to the device so far. That work writes the
+        tensors in ``written``.
+        """
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
         """Copies to the host, on the queue of downloads."""
@@ -57,14 +59,14 @@ class Device(Protocol):
         """Receives reports of what the engine does, for tests."""
 
     def bind(self) -> None:
-        """Prepares the calling thread, on which steps run."""
+        """Prepares the calling thread for steps, which will run on it."""
 
     def close(self) -> None:
         """Ends the device's threads."""
 
 
 def aligned(size: int) -> int:
-    """The bytes that a tensor takes up in page-locked memory."""
+    """The bytes that a tensor of this size takes up in page-locked memory."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -172,7 +174,7 @@ def stay_near(device: torch.device) -> None:
 
 
 def listed(text: str) -> set[int]:
-    """The numbers of a list such as ``0-3,8``."""
+    """The numbers in a text such as ``0-3,8``."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -10,26 +10,28 @@ Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`t
 only for room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls
 the native norm and step. Both run on the library's threads without the interpreter's lock. The trainer's thread waits
 in `gate`, before the forward pass of a module. It waits for the steps of the buckets that have the module's parameters.
-The device waits for their uploads.
+For the uploads of these buckets, the device waits instead of the thread.
 
 Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied
 up. Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip,
 a scaler, `skip_nonfinite`), the ring has room for all of them. Otherwise it has a given size, and backward waits if a
-copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. Their
-gradients are stepped where FSDP puts them.
+copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. The
+step reads their gradients in the memory where FSDP has put them.
 
-Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients,
-the copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
-that forward needs first is stepped first. Its gradients come last in backward. If there is a decision, norms are added as
-buckets arrive, and all steps run after the decision. A pass is `begin`, any number of buckets, `end`. `prepare` waits
-for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
+Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients, the
+copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
+that the next forward pass needs first is stepped first. Usually this is the bucket with the gradients that backward
+finishes last. If there is a decision, norms are added as buckets arrive, and all steps run after the decision. A pass
+is a call of `begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the
+previous pass, so hyperparameters and states are read while nothing runs.
 
 Failures. If the worker raises, the trainer's next call of the engine raises the same error, with the number of buckets
 that were stepped. If backward has raised, its pass is still open when the next forward pass begins. The engine then
 drops the open pass, and if buckets were stepped, the forward pass raises.
 
-The library's own `StepperBuilder::offload` is another engine: it writes ops for its own buckets onto the driver's streams in
-advance. In this engine, PyTorch's autograd decides when gradients come. Both call the same native step and norm.
+The Rust library's `StepperBuilder::offload` is another engine. It has its own buckets, and enqueues their ops on the
+driver's streams in advance. In this engine, PyTorch's autograd decides when gradients come. Both call the same native
+step and norm.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Worker:
         self._pending, self._is_closed = 0, False
 
     def put(self, task: Task) -> None:
-        """Runs a task after all earlier tasks. The task must not raise."""
+        """Adds a task, which the thread runs after all earlier tasks. The task must not raise."""
         self.refuse_child()
         with self._idle:
             self._pending += 1
@@ -93,12 +95,12 @@ class Worker:
         return self._lane.is_current
 
     def refuse_child(self) -> None:
-        """Refuses a forked child, because it has no such thread."""
+        """Raises in a forked child, because the child does not have this thread."""
         if os.getpid() != self._home:
             raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
 
     def refuse_closed(self) -> None:
-        """Refuses work after `close`, because no thread would run it."""
+        """Raises after `close`, because no thread would run further work."""
         if self._is_closed:
             raise RuntimeError("optimizer: closed, so nothing steps this gradient; call close() after the last backward")
 
@@ -149,8 +151,8 @@ class Offload:
     # The methods for the trainer's and autograd's threads.
 
     def prepare(self) -> bool:
-        """Waits for all running work, before a backward pass. Returns True if a new step begins, and False if gradients
-        accumulate further.
+        """Waits for all running work, before a backward pass. Returns True if the pass begins a new step, and False if
+        it adds to the gradients of the previous pass.
         """
         self.worker.refuse_closed()
         if self.is_open:
@@ -170,7 +172,7 @@ class Offload:
         return True
 
     def begin(self, factors: tuple[int, float], scale: Optional[Tensor] = None) -> None:
-        """Opens a pass. ``scale`` is a loss scale to divide out, on any device."""
+        """Opens a pass. Its steps divide gradients by the loss scale ``scale``, which may be on any device."""
         self.current = current = Pass(self.current.number + 1, factors)
         if scale is not None:
             assert self.scale is not None, "a scaler comes with a place for its scale"
@@ -211,7 +213,9 @@ class Offload:
     def send(
         self, bucket: Bucket, grads: Sequence[Optional[Tensor]], events: Sequence[Event] = (), is_last: bool = True
     ) -> None:
-        """Starts the copies of a bucket's gradients. Gradients in the host's memory are complete after ``events``."""
+        """Starts the copies of a bucket's gradients. If the gradients are already in the host's memory, they are
+        complete after ``events``.
+        """
         self._raise_failure()
         if is_last:
             bucket.is_settled = False
@@ -236,7 +240,8 @@ class Offload:
         self.worker.put(partial(self._take_in, self.current, arrival))
 
     def end(self, is_last: bool = True, drops: bool = False) -> None:
-        """Closes the pass: buckets with missing gradients are sent without them, and steps that waited may run.
+        """Closes the pass. Buckets with missing gradients are sent without these gradients. The decision follows, if
+        there is one, and then the steps that wait for it.
 
         With ``drops``, this rank takes part in the decision, but steps no further bucket.
         """
@@ -324,7 +329,7 @@ class Offload:
             )
 
     def settle(self) -> None:
-        """Waits for all running work, and clears a failure, because states are about to be loaded."""
+        """Waits for all running work, and clears a failure. It is called before states are loaded."""
         self._failure = None
         try:
             self.wait()
@@ -366,7 +371,9 @@ class Offload:
     # The methods for the worker's thread.
 
     def _guarded(self, task: Task, bucket: Optional[Bucket] = None) -> None:
-        """Keeps a task's error for the trainer's thread, and releases all threads that wait."""
+        """Runs a task, unless an earlier task has failed. Stores its error for the trainer's thread. After a failure,
+        threads that wait for the bucket may continue.
+        """
         try:
             if self._failure is None:
                 task()
@@ -474,7 +481,7 @@ class Offload:
         self._stepped(current, bucket, [batch for batch, _ in bucket.measured], not current.outcome[2])
 
     def _stepped(self, current: Pass, bucket: Bucket, batches: Iterable[Batch], has_changed: bool = True) -> None:
-        """Starts the upload of the bucket's parameters. Its gradients are not read again."""
+        """Runs after a bucket's step. Starts the upload of its parameters. Its gradients are not read again."""
         label = (current.number, bucket.index)
         self.device.note("step ends", label)
         if has_changed:
@@ -496,7 +503,7 @@ class Offload:
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
-        """Records that no work on the bucket is running."""
+        """Records that no work on the bucket is running, and returns its memory to the ring."""
         bucket.measured = []
         self._give_back(bucket)
         bucket.ready.set()

@@ -32,7 +32,9 @@ class Shards(Offload):
     """FSDP's own records, by parameter."""
 
     def send_shards(self, params: Sequence[Tensor], present: Sequence[Tensor]) -> None:
-        """Sends a unit. The parameters in ``present`` have gradients, and the unit's other parameters have none."""
+        """Sends the gradients of a unit. The parameters in ``present`` have gradients, and the unit's other parameters
+        have none.
+        """
         bucket, _ = self.place_of[id(params[0])]
         known = set(map(id, present))
         grads = [param.grad if id(param) in known else None for param in bucket.params]
@@ -84,7 +86,7 @@ def offload_shards(
     spread: Sequence[Any],
 ) -> Shards:
     """Makes the engine of an optimizer. FSDP then waits for the engine's steps before it reads shards. The decision's
-    norm is over the ranks of `spread`.
+    norm covers the shards on all ranks of ``spread``.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     buckets = [Bucket(index, params) for index, params in enumerate(reversed([params for params in units if params]))]
@@ -112,7 +114,7 @@ def offload_shards(
 
 
 def gated(call: Callable[..., Any], wait: Callable[[], None]) -> Callable[..., Any]:
-    """A function that calls ``wait``, then ``call``."""
+    """Returns a function that calls ``wait``, then ``call``."""
 
     @functools.wraps(call)
     def waits(*given: Any, **named: Any) -> Any:

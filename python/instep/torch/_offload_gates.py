@@ -43,7 +43,7 @@ class Gates:
 
     @torch.compiler.disable
     def _open(self, *_: Any) -> None:
-        """Drops a backward pass that has raised, before the model's forward pass."""
+        """Runs before the model's forward pass. Drops an earlier backward pass that has raised."""
         if self.offload.is_open and not in_backward():
             self.offload.abandon()
 

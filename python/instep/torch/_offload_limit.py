@@ -1,7 +1,8 @@
 """A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts until it is
 freed.
 
-The mode counts each storage once, by its bytes. Tensors that other threads make belong to the host.
+The mode counts each storage once, by its bytes. Tensors that other threads make do not count, because they belong to
+the host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Limit(TorchDispatchMode):
-    """A mode in which tensors count towards the limit."""
+    """A mode in which new tensors count towards the limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

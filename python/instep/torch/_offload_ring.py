@@ -19,7 +19,7 @@ class Slot:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False
 
     def give_back(self) -> None:
-        """Gives the bytes back to the ring. Nothing may read them afterwards."""
+        """Returns the bytes to the ring. Nothing may read them afterwards."""
         self.ring._give_back(self)
 
 
@@ -32,7 +32,7 @@ class Ring:
         self._changed = threading.Condition()
 
     def take(self, size: int) -> Slot:
-        """Waits for this number of bytes in one piece, and takes them."""
+        """Waits until this number of consecutive bytes is free, and returns them as a slot."""
         if size > self.size:
             raise ValueError(f"ring of {self.size} bytes: a bucket has {size}; give a larger ring=")
         with self._changed:

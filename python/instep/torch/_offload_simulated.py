@@ -35,7 +35,7 @@ class Done:
         return self._event.is_set()
 
     def set(self) -> None:
-        """Says that the work has ended."""
+        """Marks the work as ended."""
         self._event.set()
 
 
@@ -161,7 +161,7 @@ class Simulated:
 
 
 def spoil(tensor: Tensor) -> None:
-    """Writes NaN, which no result may contain."""
+    """Fills a tensor with NaN. If a result contains NaN, something was read too early."""
     with torch.no_grad():
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))

@@ -1,7 +1,8 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
-If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its tasks.
-The thread that was started last finishes first, because a step may wait for copies but no copy waits for a step.
+If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its
+tasks. Threads finish in the reverse order of their start. The thread of the steps is started last, so it finishes
+first: a step may wait for copies, but no copy waits for a step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Lane:
         _end_at_exit()
 
     def put(self, task: Task) -> None:
-        """Runs a task after all earlier tasks. The task must not raise."""
+        """Adds a task, which the thread runs after all earlier tasks. The task must not raise."""
         self._tasks.put(task)
 
     @property

@@ -1,6 +1,6 @@
 """The base class of optimizers with steps that overlap with the trainer's work.
 
-A read of states through the optimizer waits for running steps, so it sees complete states.
+A read of states through the optimizer waits for running steps, so the states are complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEFT_CORES = 2
 
 
 class Waiting(FusedOptimizer):
-    """An optimizer with or without an `Offload`."""
+    """An optimizer that may have an `Offload` engine. Without the engine, nothing waits."""
 
     _offload: Optional[Offload] = None
     _scaler: Optional[torch.amp.GradScaler]
@@ -42,13 +42,17 @@ class Waiting(FusedOptimizer):
             self._offload.wait()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Only calls ``closure``, and tells a scaler whether the step is skipped. Backward has already started the step."""
+        """Calls ``closure``, and reports to a scaler whether the step is skipped. It makes no step, because backward
+        has started it.
+        """
         result = super().step(closure)
         self._tell_scaler()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients and their sums on the host. Zeros are written only after the steps that read gradients."""
+        """Clears gradients and their sums on the host. With ``set_to_none=False``, zeros are written only after the
+        steps that read the gradients.
+        """
         if self._offload is not None and self._offload.goes_on:
             self._offload.abandon()
         if not set_to_none:
@@ -78,7 +82,9 @@ class Waiting(FusedOptimizer):
         return None if decision is None else decision[0]
 
     def _tell_scaler(self) -> None:
-        """Tells a scaler that calls ``step`` whether a gradient was infinite or NaN. The gradients are freed by then."""
+        """If a scaler calls ``step``, reports to it whether a gradient was infinite or NaN. The scaler cannot check the
+        gradients itself, because they are already freed.
+        """
         if self._offload is None or self._scaler is None or not hasattr(self, "found_inf"):
             return
         decision = self._offload.decision()

@@ -1,7 +1,7 @@
 """Optimizers that run inside backward: no other optimizer may step their parameters.
 
-A second optimizer would silently step them again. This module has no weak reference to a parameter. torch refuses to
-convert a sharded model if a weak reference to one of its parameters exists.
+A second optimizer would silently step them again. This module has no weak reference to a parameter, because torch
+refuses to convert a sharded model if such a reference exists.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def refuse_claimed(params: Iterable[Tensor]) -> None:
 
 
 def refuse_attached(params: Iterable[Tensor]) -> None:
-    """Refuses parameters that have an in-backward optimizer."""
+    """Refuses parameters that have an optimizer of `apply_optimizer_in_backward`."""
     if any(getattr(param, ATTACHED, None) for param in params):
         raise RuntimeError("params: apply_optimizer_in_backward steps one of them; name others, or use one of the two alone")
 

@@ -1,7 +1,7 @@
 """Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
-A ``DTensor`` knows its part and these ranks, while the shards of FSDP1 are plain tensors. ``torch.distributed.tensor``
-is imported only at the first ``DTensor``, because the import is slow.
+A ``DTensor`` has a record of its part and of these ranks. The shards of FSDP1 are plain tensors without such a record.
+``torch.distributed.tensor`` is imported only at the first ``DTensor``, because the import is slow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def elements_of(param: Tensor) -> int:
 
 
 class Rows(NamedTuple):
-    """This rank's part of a parameter, as whole rows of the first dimension."""
+    """This rank's part of a parameter. It consists of full rows of the parameter's first dimension."""
 
     row: int
     """Elements of a row."""
@@ -54,12 +54,14 @@ class Rows(NamedTuple):
 
 
 def row_of(param: Tensor) -> int:
-    """Elements of a row of a parameter's first dimension."""
+    """The number of elements in one row of a parameter's first dimension."""
     return param.numel() // (param.shape[0] or 1) or 1 if param.dim() else 1
 
 
 def rows_of(param: Tensor) -> Optional[Rows]:
-    """The rows that this rank has, or None if it has parts of rows. A tensor that is not sharded is one row."""
+    """The rows that this rank has, or None if it has only parts of rows. A tensor that is not a ``DTensor`` counts as
+    one row.
+    """
     if not is_distributed(param):
         return Rows(param.numel() or 1, 0)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -73,7 +75,7 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def has_neighbours(param: Tensor) -> bool:
-    """Whether the rows that a rank has follow each other in the parameter. They do if FSDP has cut the parameter,
+    """Whether the rows that a rank has follow each other in the parameter. They do if FSDP has sharded the parameter,
     also over tensor parallelism.
     """
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
@@ -92,14 +94,14 @@ def formats_of(formats: Formats, param: Tensor) -> Formats:
 
 
 def scales_shape(param: Tensor) -> tuple[int, ...]:
-    """The shape of the scales of 8-bit states on all ranks. In a sharded parameter, a block never crosses a row."""
+    """The shape of the full tensor of 8-bit scales. In a sharded parameter, each block lies within one row."""
     if is_distributed(param):
         return param.shape[0], padded(row_of(param)) // QUANTUM
     return (padded(param.numel()) // QUANTUM,)
 
 
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
-    """The ``DTensor`` with these shards, sharded like a parameter."""
+    """Returns a ``DTensor`` that has this shard on this rank, and is sharded as the parameter is."""
     if not is_distributed(param):
         return shard
     from torch.distributed.tensor import DTensor
@@ -113,7 +115,9 @@ def spread_as(shard: Tensor, param: Tensor) -> Tensor:
 
 
 def cut_as(value: Tensor, param: Tensor) -> Tensor:
-    """This rank's shard of a value of a parameter. The value may be full, or sharded in another way."""
+    """This rank's shard of a tensor that belongs to a parameter, such as a state. The tensor may be full, or sharded in
+    another way.
+    """
     if not is_distributed(param):
         return whole(value)
     from torch.distributed.tensor import distribute_tensor
@@ -127,7 +131,7 @@ def cut_as(value: Tensor, param: Tensor) -> Tensor:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The full tensor. Every rank must call this at the same time."""
+    """Returns the full tensor. Every rank must call this at the same time."""
     if not is_distributed(value):
         return value
     with torch.no_grad():
@@ -136,7 +140,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def holders_of(param: Tensor) -> Holders:
-    """The ranks that have the shards of a parameter, without the replicas of these ranks."""
+    """The ranks that have the shards of a parameter, without the ranks that have replicas of these shards."""
     # With DDP over tensor parallelism, parameters are plain tensors, and `_st_info` has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:

@@ -1,5 +1,4 @@
-"""The contents of ``optimizer.state`` and the param groups, and whether a user has changed them since they were last
-read.
+"""Reads ``optimizer.state`` and the param groups, and detects what a user has changed since the last read.
 
 A step compares only identities, addresses and versions, never values.
 """
@@ -40,7 +39,7 @@ class Reader:
         self._counts: dict[int, list[Progress]] = {}
 
     def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
-        """The entry of a parameter in a group that keeps these states."""
+        """The entry of a parameter in a group that needs these states."""
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
@@ -59,14 +58,16 @@ class Reader:
 
 
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
-    """Copies the states that a parameter no longer needs: the originals would keep the old arena's memory alive."""
+    """Makes copies of the states that a parameter no longer needs. ``state`` then shows the copies, because the
+    originals would keep the old arena's memory alive.
+    """
     held = held_in(state, param)
     for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
         held[name] = held[name].clone()
 
 
 def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
-    """The parameters with entries that are no longer the tensors that their arenas show."""
+    """The parameters with an entry in ``state`` that a user has replaced or changed."""
     found, seen = [], set()
     for param, (arena, index) in places.items():
         held = held_in(state, param)
@@ -94,7 +95,9 @@ class GroupSnapshot:
         self.limits = {clip: limit_of(group) for clip, group in zip(self.clips, self.groups) if clip != TOGETHER}
 
     def has_members_of(self, other: GroupSnapshot) -> bool:
-        """Whether these are the same dicts with the same parameters and the same division into clipped groups."""
+        """Whether both snapshots have the same dicts with the same parameters, and each group is clipped in the same
+        way.
+        """
         is_same = _are_same(self.groups, other.groups) and self.sizes == other.sizes and self.clips == other.clips
         return is_same and _are_same(self.params, other.params)
 

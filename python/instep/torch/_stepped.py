@@ -29,7 +29,8 @@ PASSES_WATCHED = 8
 class SteppedGradients:
     """The gradients of some parameters, as the last backward left them.
 
-    Gradients that are views of one bucket share one version. ``is_alone`` says that only these parameters share it.
+    Gradients that are views of one bucket share one version. If ``is_alone`` is True, only gradients of these
+    parameters share it.
     """
 
     def __init__(self, params: Iterable[Tensor], is_alone: bool = True) -> None:
@@ -107,7 +108,9 @@ class SteppedGradients:
         return (grad._version, local._version, local.data_ptr()) if self.is_alone else (0, 0, local.data_ptr())
 
     def _sampled(self) -> Optional[Tensor]:
-        """Sums of some values. Their bits are compared as integers, so that a NaN equals itself."""
+        """Sums of some values of the gradients. The bits of the sums are compared as integers, so that a NaN equals
+        itself.
+        """
         grads = [param.grad for param in self.params if param.grad is not None]
         uncounted = [grad for grad in grads if is_distributed(grad) or not self.is_alone]
         shards = [_local(grad) for grad in uncounted[:: len(uncounted) // MOST_SAMPLED + 1] if _local(grad).numel() > 0]

@@ -1,7 +1,8 @@
 """Finds which parameters had a gradient, on this rank and on any rank, for models that do not use all parameters.
 
-DDP sums zeros for a parameter without gradient, and does not tell its hook. Plain DDP leaves such a gradient None, so an
-optimizer does not step the parameter. A step with zeros would move it by momentum and weight decay.
+For a parameter without a gradient, DDP sums zeros, and does not report this to its hook. Plain DDP leaves such a
+gradient None, so an optimizer does not step the parameter. A step with zeros would move it by momentum and weight
+decay.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _note(param: Tensor) -> None:
 
 
 class Usage:
-    """The watched parameters of a model, over all micro-batches since the last sum."""
+    """Records which parameters of a model were used, over all micro-batches since the last sum."""
 
     def __init__(self, params: Iterable[Tensor], group: dist.ProcessGroup) -> None:
         self.params, self.group = list(params), group
@@ -53,5 +54,5 @@ class Usage:
 
 
 def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:
-    """The usage of a model if DDP was made with ``find_unused_parameters``, otherwise None."""
+    """The usage of a model if DDP was made with ``find_unused_parameters`` or ``static_graph``, otherwise None."""
     return Usage(params, ddp.process_group) if ddp.find_unused_parameters or ddp.static_graph else None

@@ -84,7 +84,7 @@ class Wrapped:
 
 
 class WrappedByDDP(Wrapped):
-    """The parameters that DDP reduces. DDP's hooks are on autograd's accumulation nodes that existed when the model was
+    """The parameters that DDP reduces. DDP's hooks are on the accumulation nodes that autograd had when the model was
     wrapped.
     """
 
@@ -95,7 +95,9 @@ class WrappedByDDP(Wrapped):
         self._note_storages()
 
     def refuse_changed(self) -> None:
-        """Raises if DDP would not find a gradient, or if its strides would differ from those of the parameter."""
+        """Raises if DDP's hooks would miss a parameter's gradient, or if a parameter has other strides than when it was
+        wrapped.
+        """
         self.refuse_converted()
         strides = list(map(Tensor.stride, self.params))
         if strides != self._strides:
@@ -122,8 +124,8 @@ class WrappedByDDP(Wrapped):
 
 
 def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
-    """Raises if DDP has no hook on a parameter. DDP keeps alive the nodes that have its hooks. Other nodes are freed at
-    once, or with their graph.
+    """Raises if DDP has no hook on a parameter. DDP keeps the nodes that have its hooks alive, so a mark on such a node
+    is found again. Other nodes are freed at once, or with their graph.
     """
     if ddp._use_python_reducer:  # The Python reducer hooks the parameters themselves, which stay.
         return
@@ -154,8 +156,8 @@ def _node_of(param: Tensor) -> Optional[Node]:
 
 
 def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
-    """A method as a hook of a parameter. It keeps no object alive, because the garbage collector does not see such
-    hooks.
+    """Returns a hook of a parameter that calls a method. The hook does not keep the method's object alive, because the
+    garbage collector does not see such hooks.
     """
     method = weakref.WeakMethod(call)
 
@@ -168,7 +170,7 @@ def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
 
 
 def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
-    """Adds a check of a model before each forward pass that a backward may follow."""
+    """Calls ``check`` before each forward pass of a model that a backward pass may follow."""
 
     def call(*_: Any) -> None:
         if torch.is_grad_enabled():
@@ -178,7 +180,7 @@ def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
 
 
 def before_backward(model: nn.Module, begin: Callable[[Tensor], Optional[Tensor]]) -> None:
-    """Calls a function with the first gradient of each output, before any parameter has one."""
+    """Calls ``begin`` with the gradient of each output of a model, before any parameter has a gradient."""
 
     def watch(_: nn.Module, __: Any, output: Any) -> None:
         for leaf in tree_leaves(output):

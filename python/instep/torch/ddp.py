@@ -50,8 +50,9 @@ def register_ddp(
 ) -> DDPOptimizer:
     """Steps a model's parameters inside its backward pass: each bucket as soon as its gradients are summed.
 
-    Call it once, after wrapping the model and before its first forward pass. ``backward()`` then updates the parameters. The
-    result is an optimizer for schedulers, scalers and checkpoints. Its ``step`` does nothing.
+    Call it once, after wrapping the model and before its first forward pass. ``backward()`` then updates the
+    parameters. This call returns an optimizer for schedulers, scalers and checkpoints. The optimizer's ``step`` only
+    checks: it raises if gradients have changed after backward.
 
     Arguments:
         params: the parameters to step, or param groups of them; None for all, an empty list for none. All other
@@ -63,7 +64,8 @@ def register_ddp(
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
-        hook: replaces ``all_reduce``. It writes a bucket's sum into the bucket's own buffer, and does not divide.
+        hook: a function that replaces ``all_reduce``. It must write a bucket's sum into the bucket's own buffer, and
+            must not divide the sum.
         options: hyperparameters and options of `FusedOptimizer`.
 
     """
@@ -163,7 +165,7 @@ class DDPOptimizer(BackwardOptimizer):
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
     def _refuse_cut(self, params: Iterable[Tensor]) -> None:
-        """Refuses norms with tensor parallelism, because DDP's callback cannot wait for an all-reduce over those ranks."""
+        """Refuses norms with tensor parallelism. They need an all-reduce for which DDP's callback cannot wait."""
         if self._decides and any(self._holders_of(param) for param in params):
             raise NotImplementedError(
                 "max_norm, skip_nonfinite, grad_scaler: this rank holds a shard of a parameter, and DDP does not know "
@@ -263,7 +265,7 @@ class DDPOptimizer(BackwardOptimizer):
             queue(lambda: queue(self._stepped.note))
 
     def _begin(self) -> None:
-        """Prepares for the first bucket of a backward pass. No earlier pass is under way then."""
+        """Begins a pass when its first bucket arrives. No earlier pass is under way at this time."""
         with self._guard:
             self._reduced, self._expected = [], None
             self._agreement.read()

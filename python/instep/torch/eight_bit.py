@@ -1,7 +1,7 @@
 """AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-The positional order is that of bitsandbytes 0.50. Options of earlier versions are keywords. Options of bitsandbytes that
-this library does not implement are refused by name.
+Positional arguments have the order of bitsandbytes 0.50. Options of earlier versions are keywords. If an option of
+bitsandbytes is not implemented in this library, the constructor raises an error that names the option.
 """
 
 from __future__ import annotations

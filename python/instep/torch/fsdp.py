@@ -2,9 +2,9 @@
 
 FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have
 arrived, one launch on a separate stream steps them. The next unit's reduction therefore does not wait for the step. A
-clip or a gradient scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's
-`register_fsdp` raises NotImplementedError. This module uses PyTorch's post-accumulate-grad hooks (FSDP2) and in-backward
-optimizers (FSDP1).
+clip or a gradient scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's own
+`register_fsdp` raises NotImplementedError. This module instead uses PyTorch's post-accumulate-grad hooks (FSDP2) and
+in-backward optimizers (FSDP1).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def register_fsdp(
 
     Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()``
     then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass. That pass waits for
-    each unit's step before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for
-    schedulers, scalers and checkpoints. Its ``step`` does nothing.
+    each unit's step before it uses the unit. Call ``wait()`` before other code reads shards. This call returns an
+    optimizer for schedulers, scalers and checkpoints. The optimizer's ``step`` only checks: it raises if gradients have
+    changed after backward.
 
     Arguments:
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
@@ -89,7 +90,7 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no parameter is missing. FSDP1 hands over only parameters of which this rank has a part."""
+        """Whether all gradients have arrived. FSDP1 hands over only parameters of which this rank has a part."""
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
@@ -183,7 +184,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 raise ValueError(f"{name}: not sharded, so no unit steps it; give params= without it, and step it yourself")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Always raises, because a unit's parameters are those of its module."""
+        """Always raises, because the units are fixed when `register_fsdp` is called."""
         if hasattr(self, "_backward"):
             raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
         super().add_param_group(param_group)
@@ -346,7 +347,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
 
 class Arrival:
-    """An object that FSDP1 takes for the optimizer of one parameter."""
+    """An object that FSDP1 uses as the optimizer of one parameter."""
 
     def __init__(self, param: Tensor, arrive: Callable[[Tensor], None]) -> None:
         self.param, self.arrive = param, arrive
@@ -416,7 +417,9 @@ def holders_in(module: FullyShardedDataParallel) -> Holders:
 
 
 def members_in(module: FullyShardedDataParallel) -> list[Member]:
-    """The ranks with which FSDP1 trains a module: those that have its shards, and the replicas of these."""
+    """The ranks with which FSDP1 trains a module: those that have its shards, and those that have replicas of these
+    shards.
+    """
     device = module.compute_device or torch.device("cpu")
     groups = [module.process_group, getattr(module, "_inter_node_pg", None)]
     return [(group, device) for group in groups if group is not None]

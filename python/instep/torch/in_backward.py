@@ -1,8 +1,8 @@
 """Optimizers that run inside backward, parameter by parameter, or bucket by bucket under DistributedDataParallel.
 
-Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so only the import changes. At
-its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. For its own optimizers, this module
-provides the hook.
+Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so only the import
+changes. At its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. If one of the optimizers
+is of this module, the module provides the hook.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def apply_optimizer_in_backward(
         optimizer_class: a class of ``torch.optim``, or a key of ``instep.OPTIMIZERS``.
         params: the parameters. Each gets its own optimizer. Further calls add further optimizers, which run in order.
         optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
-        register_hook: whether backward runs the optimizers. If not, they are only attached.
+        register_hook: whether backward runs the optimizers. If False, they are only attached to the parameters.
 
     """
     key = key_of(optimizer_class)
@@ -156,7 +156,7 @@ def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
 
 
 class BucketHook:
-    """Sums a bucket, then runs the optimizers of its parameters, each kind in one launch."""
+    """Sums a bucket, then runs the optimizers of its parameters, with one launch for each kind of parameters."""
 
     def __init__(self, ddp: DistributedDataParallel, gradient_is_bucket_view: bool) -> None:
         self.group, self.is_view = ddp.process_group, gradient_is_bucket_view

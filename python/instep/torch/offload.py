@@ -56,27 +56,29 @@ def offload(
     device: Optional[Device] = None,
     **options: Any,
 ) -> Union[OffloadedOptimizer, OffloadedDDPOptimizer, FSDPOptimizer]:
-    """Keeps states on the host, and steps there during backward and the next forward pass.
+    """Makes an optimizer with its states on the host. Steps run on the host during backward and the next forward pass.
 
-    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` copies the
-    gradients to the host, and ``.grad`` is then None. In the next forward pass, each module waits for its own parameters.
-    Before other code reads parameters, call ``wait()``. Saving and loading call it themselves.
+    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` copies
+    the gradients to the host, and ``.grad`` is then None. In the next forward pass, each module waits for its own
+    parameters. Before other code reads parameters, call ``wait()``. Saving and loading a state dict call ``wait()``
+    themselves.
 
     Arguments:
         module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
             ``CPUOffloadPolicy``. After `fully_shard`, this call is `register_fsdp` with ``gradients="clear"``.
         params: the parameters to step, or param groups of them; None for all that take a gradient.
-        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in its order.
+        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in the order in which it
+            uses the parameters.
         grad_scaler: a scaler. The step divides gradients by its scale. The step is skipped if one gradient is infinite
             or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
-        bucket_bytes: the approximate bytes of gradients that are copied and stepped together.
+        bucket_bytes: the approximate size, in bytes, of the gradients that are copied and stepped together.
         ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If not all gradients fit,
             backward waits when the steps are slower than backward. By default, and with a clip, a scaler or
             ``skip_nonfinite``, this memory holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
-        device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.
+        device: replaces the module's own device. `Simulated` imitates a device by a second memory of the host.
         options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. If it
             is not given, two of the process's cores are left free.
 
@@ -108,7 +110,7 @@ def offload(
 
 
 class Memory:
-    """The sizes of the host's memory, and where the steps' threads run."""
+    """Options for the memory on the host, and for the device and the threads of the steps."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Memory:
         return Simulated() if one.type == "cpu" else Cuda(one, self.numa)
 
     def cut(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Parameters by bucket, in the order in which backward is likely to finish their gradients."""
+        """Divides parameters into buckets, in the order in which backward is likely to finish their gradients."""
         cut: list[list[Tensor]] = []
         size = self.bucket_bytes
         for param in reversed(params):
@@ -149,7 +151,9 @@ class Memory:
 
 
 class Mirrored(Waiting):
-    """An optimizer of parameters on a device. Its steps run on copies of them in page-locked host memory."""
+    """An optimizer of parameters on a device. Its steps run on mirrors, which are copies of the parameters in
+    page-locked host memory.
+    """
 
     _offload: Optional[Offload] = None
 
@@ -320,7 +324,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._backward.open()
 
     def _drop_failed(self) -> None:
-        """Drops an earlier backward pass that has raised, if no forward pass came between."""
+        """Drops an earlier backward pass that has raised, if no forward pass has dropped it already."""
         core = self._offload
         if core is not None and core.is_open and not self._backward.is_open:
             self._with_gradient.clear()
@@ -447,7 +451,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
 
 
 def refuse_sparse(module: nn.Module) -> None:
-    """Refuses modules with gradients that no kernel takes."""
+    """Refuses modules with sparse gradients, because no kernel takes them."""
     for name, one in module.named_modules():
         if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
             raise NotImplementedError(f"{name or 'model'}: gives sparse gradients, which no kernel takes; use sparse=False")

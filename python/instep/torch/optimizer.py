@@ -101,7 +101,7 @@ class FusedOptimizer(Optimizer):
         min_8bit_size: int = 0,
     ) -> None:
         """Initialises the optimizer. This method's arguments are positional, because keywords would take a fifth of the
-        time of a construction.
+        constructor's time.
         """
         self._key = key
         self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
@@ -181,7 +181,7 @@ class FusedOptimizer(Optimizer):
         return Engine(self._key, self._formats, self._after(), self._threads)
 
     def _after(self) -> str:
-        """The effect of a step on gradients."""
+        """What a step does to the gradients that it has used."""
         return "keep"
 
     @torch.compiler.disable
@@ -326,7 +326,9 @@ class FusedOptimizer(Optimizer):
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
-        """Takes over changed hyperparameters. If an arena needs other states for them, only returns False."""
+        """Takes over changed hyperparameters. If an arena would then need other states, changes nothing and returns
+        False.
+        """
         arenas = self._engine.arenas
         if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
             return False
@@ -336,7 +338,9 @@ class FusedOptimizer(Optimizer):
         return True
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over changed groups. Returns whether a parameter's arena would now need other states."""
+        """Takes over changed groups, and returns False. If a parameter would need other states or another clip than its
+        arena has, changes nothing and returns True.
+        """
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
         is_clipped_otherwise = False
@@ -359,7 +363,9 @@ class FusedOptimizer(Optimizer):
         return False
 
     def _refuse_other_clip(self) -> None:
-        """Raises, in a subclass that forbids it, if a group has changed between its own clip and the common clip."""
+        """Runs if a group has changed between its own clip, the common clip and no clip. A subclass that forbids this
+        raises.
+        """
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:
         """Copies states that the user has replaced into the memory that steps write."""
@@ -439,7 +445,9 @@ class FusedOptimizer(Optimizer):
 
 
 def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a saved group with the clip of the optimizer's own group. A group's clip and ``max_norm=`` are not loaded."""
+    """Returns a saved group with the clip of the optimizer's own group. Loading does not change a group's clip or the
+    optimizer's ``max_norm=``.
+    """
     clip = {name: own[name] for name in ("max_norm",) if name in own}
     return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 
@@ -452,7 +460,7 @@ class Kept:
 
 
 def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
-    """Checks an option that is a number. Without this check, only the first step would raise."""
+    """Checks an option that is a number. Without this check, a wrong number would raise only in the first step."""
     try:
         number = convert(value)
         if number == value and fits(number):

@@ -1,7 +1,7 @@
 """The registry of overlapped optimizers, with the names and meaning of PyTorch's ``_optimizer_overlap``.
 
-A second entry for a class is refused. PyTorch looks for the class in the values instead of the keys, so it silently replaces
-the first entry.
+A second entry for a class is refused. PyTorch's check looks for the class in the values instead of the keys, so PyTorch
+silently replaces the first entry.
 """
 
 from __future__ import annotations

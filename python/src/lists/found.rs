@@ -1,6 +1,6 @@
-//! The tensors of a call, read and checked one by one.
+//! Reads and checks the tensors of a call, one by one.
 //!
-//! This file depends on the reader of tensors, and never writes to a tensor.
+//! `Reader` reads each tensor. This file never writes to a tensor.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -14,14 +14,14 @@ use pyo3::types::{PyList, PyTuple};
 use crate::arguments::Addresses;
 use crate::tensors::{Reader, View, Word};
 
-// The lists of a call, in order.
+// The index of each list of a call.
 pub(super) const PARAMS: usize = 0;
 pub(super) const GRADS: usize = 1;
 pub(super) const COUNTS: usize = 2;
 pub(super) const COPIES: usize = 3;
-/// Numbers that the optimizer carries besides the counts.
+/// The list of the numbers that the optimizer carries besides the counts.
 pub(super) const CARRIED: usize = 4;
-/// The first of the states.
+/// The list of the first state. The lists of further states follow.
 pub(super) const STATES: usize = 5;
 
 /// The types of one parameter's tensors.
@@ -34,26 +34,28 @@ pub(super) struct Format {
     pub(super) carried: Word,
 }
 
-/// The tensors of a call, list by list.
+/// The formats, lengths, addresses and counts of a call's tensors.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) formats: Vec<Format>,
     pub(super) lens: Vec<u64>,
-    /// The addresses of each list; a list that was not given is empty. A gradient at address 0 is missing.
+    /// For each list, the addresses of its tensors. They are empty if the list was not given. A gradient or a copy with
+    /// the address 0 is missing.
     pub(super) addresses: Vec<Addresses>,
     pub(super) progress: Vec<(u64, f64)>,
 }
 
-/// The reader of an optimizer's lists.
+/// Reads and checks the lists of one optimizer.
 pub(super) struct Finder {
     pub(super) descriptor: &'static Descriptor,
-    /// All states that the optimizer may keep, in the order of the lists.
+    /// The names of all states that the optimizer may have, in the order of their lists.
     pub(super) states: Vec<&'static str>,
     pub(super) reader: Reader,
 }
 
 impl Finder {
-    /// Stands for the address of an empty tensor; that address may be 0.
+    /// Replaces the address of an empty tensor. PyTorch's address of an empty tensor may be 0, which would mean that
+    /// the tensor is missing.
     const EMPTY: usize = 64;
 
     pub(super) fn hyper(&self, values: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
@@ -69,7 +71,8 @@ impl Finder {
             .collect()
     }
 
-    /// Takes the lists that this optimizer has. Copies the lists, so that no other thread changes them during the call.
+    /// Checks that the call has exactly the lists that this optimizer needs, with one tensor for each parameter.
+    /// Returns copies of the lists, so that no other thread changes them during the call.
     pub(super) fn lists<'py>(
         &self,
         lists: &Bound<'py, PyTuple>,
@@ -234,7 +237,7 @@ impl Finder {
 }
 
 impl Format {
-    /// Returns the bytes of a tensor of this list.
+    /// Returns the size in bytes of a tensor in this list, for a parameter of `len` elements.
     pub(super) fn bytes(&self, list: usize, len: u64) -> usize {
         let (word, len) = match list {
             PARAMS => (self.param, len as usize),
@@ -248,10 +251,12 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that is carried with it. Returns `None` if the count is not a whole number.
+/// Reads a count and the number that the optimizer carries beside it. Returns `None` if the count is not a whole
+/// number.
 ///
 /// # Safety
-/// The addresses are those of initialised numbers of these types.
+/// `count` is the address of an initialised f32. The address in `carried` is that of an initialised number of the given
+/// type.
 pub(super) unsafe fn read_progress(count: usize, carried: Option<(usize, Word)>) -> Option<(u64, f64)> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -272,7 +277,7 @@ pub(super) fn refused_count(name: &str) -> PyErr {
     PyValueError::new_err(format!("{name}: not a count; give a whole number of 0 or more"))
 }
 
-/// Refuses a tensor that no kernel takes.
+/// Refuses a tensor that no kernel supports, because of its type, its device, its strides or its address.
 pub(super) fn refuse_unfit(
     view: &View<'_>,
     tensor: &Bound<'_, PyAny>,
@@ -309,8 +314,9 @@ pub(super) fn refuse_unfit(
     Ok(())
 }
 
-/// Refuses a view with values that have the other sign in memory (torch's `is_neg`). Only views of one element can
-/// arrive here. Longer views of this kind skip every second number of a complex tensor, so they are not dense.
+/// Refuses a tensor if its values have the opposite sign in memory (torch's `is_neg`). Only tensors of one element are
+/// checked. A longer tensor of this kind skips every second number of a complex tensor, so it is not dense and is
+/// refused for its strides.
 pub(super) fn refuse_negative(
     view: &View<'_>,
     tensor: &Bound<'_, PyAny>,

@@ -1,7 +1,7 @@
-//! One optimizer over lists of the caller's tensors: read, checked, counted and stepped in one call.
+//! Steps lists of the caller's tensors with one optimizer.
 //!
-//! Only a plan is kept between calls: lengths, formats and the launches for them. Addresses, counts and values are read
-//! from the tensors in each call, and nothing is written before all of them have been checked.
+//! Only plans are kept between calls. A plan has the lengths and formats of tensors, and the launches for them. Each
+//! call reads addresses, counts and values from the tensors. It writes nothing before it has checked all tensors.
 #![allow(unsafe_code)]
 
 mod found;
@@ -33,24 +33,24 @@ use found::{
 use moved::{LEAST_DETACHED, LEAST_MEAN, LEAST_SHARED, Move};
 use plan::{Key, Plan, optimizer};
 
-/// Plans that an optimizer keeps. A model has one plan; a program that steps each parameter separately has one plan per
-/// length.
+/// The largest number of plans that an optimizer keeps. A call for a whole model needs one plan. A program that steps
+/// each parameter separately needs one plan for each length.
 const MOST_PLANS: usize = 64;
 
 /// The lists of a call. They keep the call's tensors alive.
 type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
 
-/// The plans and memory that calls leave for later calls.
+/// Plans and memory of earlier calls, for use in later calls.
 #[derive(Default)]
 struct Idle {
     plans: Vec<Plan>,
-    /// Memory for what a call finds.
+    /// Memory for the addresses and counts that a call finds.
     found: Vec<Found>,
-    /// Hyperparameters, and a bit for each list of states that they need.
+    /// The last hyperparameters, and the result of `Lists::kept` for them.
     kept: Option<(Vec<Value>, u32)>,
 }
 
-/// Functions of torch, and the address of its OpenMP runtime's `GOMP_parallel`, or 0.
+/// Two functions of torch, and the address of `GOMP_parallel` in torch's OpenMP runtime (0 without such a runtime).
 struct Torch {
     get_num_threads: Py<PyAny>,
     increment_version: Py<PyAny>,
@@ -66,21 +66,22 @@ pub(crate) struct Lists {
     idle: Mutex<Idle>,
 }
 
-/// Steps the same tensors again and again.
+/// Steps the same tensors in every call.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Prepared {
     owner: Owner,
     descriptor: &'static Descriptor,
     /// The plan, the tensors, and whether the plan has stepped these tensors.
     inner: Mutex<(Plan, Found, bool)>,
-    /// Storages keep the memory alive.
+    /// The tensors' storages. They keep the tensors' memory alive.
     _keeps: Vec<Py<PyAny>>,
 }
 
 #[pymethods]
 impl Lists {
-    /// Takes an optimizer's key, the reader of tensors, torch's `get_num_threads` and `increment_version`, and the
-    /// address of its `GOMP_parallel` or 0.
+    /// Makes the object for the optimizer with this key. The reader of tensors gets `tensor`, `parameter` and
+    /// `exchange`. `torch` has torch's `get_num_threads` and `increment_version`, and the address of `GOMP_parallel` or
+    /// 0.
     #[new]
     #[pyo3(signature = (key, tensor, parameter, exchange, torch))]
     fn new(
@@ -99,8 +100,9 @@ impl Lists {
         Ok(Lists { finder, torch, owner: Owner::current(), idle: Mutex::default() })
     }
 
-    /// Steps the tensors of these lists. `lists` are parameters, gradients, counts, copies, carried numbers and all
-    /// states, each a list or None; `hyper` has every hyperparameter in order.
+    /// Steps the tensors of these lists. `lists` has the parameters, gradients, counts, copies, carried numbers and
+    /// states, in this order. Each of these is a list or None. `hyper` has every hyperparameter, in the order of the
+    /// optimizer's fields.
     fn step(
         &self,
         py: Python<'_>,
@@ -112,14 +114,15 @@ impl Lists {
         let scaling = scaling(gradient_scale)?;
         let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
         plan.set_counts(&found, self.finder.descriptor)?;
-        // A plan that has failed is dropped, because nothing says how far the step went.
+        // A plan that has failed is dropped, because it is unknown how far its step went.
         py.detach(|| plan.run(&found, scaling, false)).map_err(raised)?;
         self.tell_autograd(&lists, &found)?;
         self.keep(plan, found);
         Ok(())
     }
 
-    /// Makes an object that steps these tensors as long as they keep their addresses. It keeps their storages alive.
+    /// Makes an object that steps these tensors in every call. The object keeps the tensors' storages alive. It is
+    /// usable as long as the tensors have the same addresses.
     fn prepare(
         &self,
         py: Python<'_>,
@@ -182,7 +185,7 @@ impl Lists {
         Ok((decision.norm, decision.clip))
     }
 
-    /// Copies the tensors of one list into those of another list, or adds them there.
+    /// Copies each tensor of `tensors` into the tensor of `into` with the same index, or adds it to that tensor.
     fn r#move(
         &self,
         py: Python<'_>,
@@ -266,7 +269,7 @@ impl Lists {
 
 #[pymethods]
 impl Prepared {
-    /// Steps the tensors. `lr` is the learning rate from now on.
+    /// Steps the tensors. If `lr` is given, it is the learning rate of this call and of all later calls.
     #[pyo3(signature = (*, lr=None, gradient_scale=1.0))]
     fn __call__(&self, py: Python<'_>, lr: Option<f64>, gradient_scale: f64) -> PyResult<()> {
         self.owner.refuse_child()?;
@@ -300,8 +303,8 @@ impl Prepared {
 }
 
 impl Lists {
-    /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the
-    /// tensors alive.
+    /// Reads the lists, and returns the plan for them with these hyperparameters. Also returns copies of the lists,
+    /// which keep the tensors alive.
     fn plan<'py>(
         &self,
         py: Python<'py>,
@@ -339,7 +342,8 @@ impl Lists {
         Ok(Key { process: process::id(), threads: self.threads(py, threads)?, lists })
     }
 
-    /// Uses the user's number of threads, or that of torch's own loops.
+    /// Returns the user's number of threads. If the user gives none, returns the number of threads of torch's own
+    /// loops.
     fn threads(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<usize> {
         let most = Pool::MAX_THREADS;
         let Some(threads) = threads else {
@@ -351,13 +355,14 @@ impl Lists {
         })
     }
 
-    /// Returns the address of the OpenMP runtime's entry. In a forked child it returns 0, because torch's threads do
-    /// not exist there.
+    /// Returns the address of `GOMP_parallel`. In a forked child, returns 0, because torch's threads do not exist
+    /// there.
     fn openmp(&self) -> usize {
         if self.owner.is_elsewhere() { 0 } else { self.torch.openmp }
     }
 
-    /// Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values.
+    /// Increments the version counters of the parameters and copies that the step has changed. Autograd then refuses a
+    /// backward pass through their old values.
     fn tell_autograd(&self, lists: &TensorLists<'_>, found: &Found) -> PyResult<()> {
         for list in [PARAMS, COPIES] {
             let Some(tensors) = &lists[list] else { continue };
@@ -376,8 +381,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Returns a bit for each list of states that the optimizer needs with these values. The learning rate does not
-    /// matter.
+    /// Returns a bit mask. It has a bit for each list of states that the optimizer needs with these hyperparameters.
+    /// The result does not depend on the learning rate.
     fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
         if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
             return Ok(*kept);
@@ -404,7 +409,8 @@ impl Lists {
         found
     }
 
-    /// Removes and returns the plan for these lists, so that calls in other threads make their own.
+    /// Removes the plan for these lists and returns it. If another thread makes a call meanwhile, that call makes its
+    /// own plan.
     fn take(&self, key: Key, found: &Found) -> Option<Plan> {
         let plans = &mut self.idle().plans;
         let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;
@@ -412,7 +418,7 @@ impl Lists {
         Some(plans.remove(at))
     }
 
-    /// Stores a plan for the next call of its kind, and memory for any call.
+    /// Stores a plan for the next call with the same formats and lengths. Stores the memory for any later call.
     fn keep(&self, plan: Plan, found: Found) {
         let mut idle = self.idle();
         if idle.plans.len() >= MOST_PLANS {
@@ -432,7 +438,7 @@ fn scaling(gradient_scale: f64) -> PyResult<Scaling> {
             format!("gradient_scale = {gradient_scale}: out of range; use a finite number of 0 or more");
         return Err(PyValueError::new_err(text));
     }
-    // A power of two is divided out exactly, and the rest is at most 1, as a clip coefficient is.
+    // Division by a power of two is exact. The quotient is at most 1, so it is a valid clip coefficient.
     let mut power = 1.0;
     while gradient_scale * power > 1.0 {
         power /= 2.0;

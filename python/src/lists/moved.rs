@@ -1,8 +1,9 @@
 //! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
 //!
-//! A sum is computed in float32 and rounded once, to the nearest even, when it is stored. No tensor is written before
-//! all have been checked. If the tensors do not fit in the last-level cache, a copy bypasses the caches, so that the
-//! memory that it writes is not read first (Intel's optimization manual, "Non-temporal stores").
+//! A sum is computed in float32. It is rounded once, when it is stored, to the nearest value (ties to even). The caller
+//! has checked all tensors. If the tensors do not fit in the last-level cache, the stores of a copy bypass the caches.
+//! The processor then does not read the memory before it writes it (Intel's optimization manual, "Non-temporal
+//! stores").
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -15,28 +16,28 @@ use instep::Team;
 use crate::openmp::OpenMp;
 use crate::tensors::Word;
 
-/// Elements that a thread takes at a time.
+/// The number of elements that a thread processes at a time.
 const CHUNK: usize = 1 << 15;
 /// The smallest number of elements for which a second thread saves time.
 pub(super) const LEAST_SHARED: usize = 1 << 17;
-/// The smallest mean length of the tensors for which a second thread saves time. Shorter tensors take longer to read
-/// from Python than to copy.
+/// The smallest mean length of the tensors for which a second thread saves time. For shorter tensors, reading the list
+/// from Python takes longer than copying the elements.
 pub(super) const LEAST_MEAN: usize = 256;
 /// The smallest number of elements for which the GIL is released. The work on fewer elements takes less time than the
 /// release.
 pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
-/// Elements of a block, in which loops are unrolled.
+/// The number of elements of a block. Loops over a block are unrolled.
 const BLOCK: usize = 64;
-/// How far ahead of its loads a loop prefetches.
+/// The number of bytes from a load to the memory that is prefetched with it.
 #[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 2048;
 
-/// The smallest number of elements of a run that is copied past the caches.
+/// The number of elements of the shortest run that is copied with stores that bypass the caches.
 #[cfg(target_arch = "x86_64")]
 const LEAST_STREAMED: usize = 1 << 11;
 
-/// The bytes of the last-level cache that the first processor uses, as Linux gives them.
+/// The size in bytes of the first processor's last-level cache, if Linux reports the size.
 pub(super) static CACHE_BYTES: LazyLock<Option<usize>> = LazyLock::new(|| {
     let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
     let bytes = text.trim().strip_suffix('K')?.parse::<usize>().ok()? << 10;
@@ -52,7 +53,7 @@ enum Work {
     Stream,
 }
 
-/// One tensor, and where its values come from.
+/// A tensor to write, and the tensor from which its values come.
 pub(super) struct Move {
     pub(super) into: (usize, Word),
     pub(super) from: (usize, Word),
@@ -73,11 +74,11 @@ struct Run<'a> {
     len: usize,
 }
 
-/// Copies every tensor, or adds it.
+/// Copies each `from` tensor into its `into` tensor. If `adds`, adds it to the `into` tensor instead.
 ///
 /// # Safety
-/// The addresses belong to `len` initialised elements of float32 or bfloat16, and are aligned to them. No other memory
-/// that is read or written here overlaps the written elements.
+/// At each address there are `len` initialised elements of float32 or bfloat16. The address is aligned for their type.
+/// The written elements do not overlap any other memory that this call reads or writes.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
     let work = if adds { Work::Add } else { kind_of_copy(moves) };
     let mut elements = 0;
@@ -88,7 +89,8 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
             elements
         })
         .collect();
-    // Works on the elements from `first` to `last` of all tensors together. They may belong to several tensors.
+    // Works on the elements from `first` to `last`, counted through all tensors. These elements may belong to several
+    // tensors.
     let each = |mut first: usize, last: usize| {
         let at = ends.partition_point(|end| *end <= first);
         let these = moves[at..].iter().zip(&ends[at..]).take_while(|(of, end)| **end - of.len < last);
@@ -142,7 +144,8 @@ fn has_avx2() -> bool {
     false
 }
 
-/// Returns how tensors are copied. Stores bypass the caches if the last level is known and smaller than the tensors.
+/// Returns how tensors are copied. With AVX2, stores bypass the caches if the tensors are larger than the last-level
+/// cache. The size of this cache must be known.
 fn kind_of_copy(moves: &[Move]) -> Work {
     let bytes = moves.iter().map(Move::bytes).sum();
     let is_small = |cache_bytes: usize| cache_bytes < bytes;
@@ -194,7 +197,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the run's elements and the elements that they are made from.
+    /// Returns the elements to write and the elements to read.
     #[inline(always)]
     unsafe fn slices<'s, T, U>(self) -> (&'s mut [T], &'s [U]) {
         // SAFETY: the caller's promise.
@@ -205,7 +208,7 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `made` with short parts of the run, one after the other, and prefetches later ones.
+    /// Calls `made` with one block of the run after the other, and prefetches later blocks.
     #[inline(always)]
     unsafe fn blocks<T, U>(self, made: impl Fn(&mut [T], &[U])) {
         // SAFETY: the caller's promise.
@@ -219,7 +222,7 @@ impl Run<'_> {
         made(into.into_remainder(), from.remainder());
     }
 
-    /// Copies the run. `made` makes elements without reading the old ones.
+    /// Copies the run. `made` computes the new elements, and does not read the old elements.
     #[inline(always)]
     unsafe fn copy<T: Copy + Default, U>(self, work: Work, made: impl Fn(&mut [T], &[U])) {
         // SAFETY: the caller's promise.
@@ -237,7 +240,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies the run with stores that bypass the caches. The caller makes them visible to other threads.
+    /// Copies the run with stores that bypass the caches. The caller must then make the stores visible to other threads
+    /// with a fence.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn stream<T: Copy + Default, U>(self, made: impl Fn(&mut [T], &[U])) {
@@ -261,12 +265,12 @@ impl Run<'_> {
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// A block that begins with a cache line.
+/// A block that is aligned to a cache line.
 #[cfg(target_arch = "x86_64")]
 #[repr(align(64))]
 struct Line<T>([T; BLOCK]);
 
-/// Stores a block without reading its memory into a cache first.
+/// Stores a block. The processor does not read the block's memory into a cache first.
 ///
 /// # Safety
 /// `into` has BLOCK elements of 2 or 4 bytes and is aligned to 32 bytes. The processor has AVX.
@@ -283,13 +287,14 @@ unsafe fn store_past_caches<T>(block: &Line<T>, into: &mut [T]) {
     }
 }
 
-/// Returns a function that makes each element of a block from its own value and the other tensor's value.
+/// Returns a function that computes each element of a block. `made` gets the element's old value and the other tensor's
+/// value.
 #[inline(always)]
 fn each<T: Copy, U: Copy>(made: impl Fn(T, U) -> T) -> impl Fn(&mut [T], &[U]) {
     move |into, from| into.iter_mut().zip(from).for_each(|(own, value)| *own = made(*own, *value))
 }
 
-/// Asks for the memory some blocks after this one. Past the end of a tensor it does nothing.
+/// Prefetches the memory that lies `AHEAD_BYTES` after this block. A prefetch past the end of a tensor is harmless.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn prefetch<T>(block: &[T]) {
@@ -309,19 +314,19 @@ fn magnitude(value: f32) -> u32 {
     value.to_bits() & !(1 << 31)
 }
 
-/// Returns a bfloat16's value.
+/// Converts the bits of a bfloat16 to f32.
 #[inline(always)]
 fn wide(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Returns the nearest bfloat16, or the one NaN that PyTorch stores.
+/// Returns the bits of the nearest bfloat16. Every NaN becomes the one NaN that PyTorch stores.
 #[inline(always)]
 fn narrow(value: f32) -> u16 {
     if value.is_nan() { 0x7fc0 } else { rounded(value) }
 }
 
-/// Returns the nearest bfloat16 of a value that is not NaN.
+/// Returns the bits of the bfloat16 that is nearest to a value other than NaN.
 #[inline(always)]
 fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -1,6 +1,6 @@
-//! Launches for lists of certain lengths and formats.
+//! A plan: the launches for lists of tensors with given lengths and formats.
 //!
-//! This file depends on the library's bucket step. Addresses come with each call.
+//! Each launch is a bucket step of the library. Every call passes the addresses of its tensors.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -22,12 +22,12 @@ use crate::errors::raised;
 use crate::openmp::OpenMp;
 use crate::tensors::Word;
 
-/// The key of a plan, in addition to lengths and formats.
+/// The properties by which a call finds its plan, in addition to lengths and formats.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Key {
     pub(super) process: u32,
     pub(super) threads: usize,
-    /// A bit for each list that was given.
+    /// A bit mask with a bit for each list that was given.
     pub(super) lists: u32,
 }
 
@@ -38,25 +38,26 @@ pub(super) struct Plan {
     pub(super) lens: Vec<u64>,
     pub(super) hyper: Vec<Value>,
     pub(super) parts: Vec<Part>,
-    /// One element for each list of each empty parameter, because the updates of an empty parameter are counted too.
+    /// Memory with one element for each list of each empty parameter. The updates of an empty parameter are counted
+    /// too, so the launch gets one element instead of none.
     pub(super) spare: Vec<u64>,
-    /// Start, end and number of each tensor's memory, in the order of the last call's sort. In the next call they are
-    /// nearly sorted in this order.
+    /// The start and end of each tensor's memory, and the tensor's number. The last call has sorted them by start. In
+    /// the next call, this order is often nearly sorted, so the sort is fast.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
 
-/// The parameters of one format: a launch.
+/// The parameters of one format. One launch steps them.
 pub(super) struct Part {
     pub(super) step: BucketStep,
     pub(super) ids: Vec<ParamId>,
-    /// The places of these parameters in the lists.
+    /// The indices of these parameters in the lists.
     pub(super) members: Vec<usize>,
     pub(super) format: Format,
     /// Whether the optimizer carries a number beside each count.
     pub(super) carries: bool,
-    /// The step's counts, so that only counts that differ are set.
+    /// The counts and carried numbers that `step` has. A call sets only those that differ.
     pub(super) progress: Vec<(u64, f64)>,
-    /// The addresses of the part's members, if the call has more parts than this one.
+    /// For each list, the addresses of the part's members. A step does not use them if the plan has only one part.
     pub(super) addresses: Vec<Addresses>,
 }
 
@@ -128,7 +129,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Gives each part its members' addresses.
+    /// Copies the addresses of each part's members into the part.
     pub(super) fn gather(&mut self, found: &Found) {
         for part in &mut self.parts {
             part.addresses.resize_with(found.addresses.len(), Addresses::default);
@@ -141,7 +142,7 @@ impl Plan {
         }
     }
 
-    /// Gives empty parameters and their tensors an element each.
+    /// Replaces the addresses of empty parameters and of their tensors by addresses of one spare element each.
     pub(super) fn fill_empty(&mut self, found: &mut Found) {
         let lists = found.addresses.len();
         let empty = self.lens.iter().enumerate().filter(|(_, len)| **len == 0);
@@ -160,8 +161,8 @@ impl Plan {
         }
     }
 
-    /// Finds two tensors that share memory, one of which is written. A tensor's number is the number of its parameter
-    /// times the number of lists, plus the number of its list.
+    /// Returns the numbers of two tensors that overlap in memory, if there are such tensors and the step writes one of
+    /// them. A tensor's number is the number of its parameter times the number of lists, plus the number of its list.
     pub(super) fn overlap(&mut self, found: &Found) -> Option<(u32, u32)> {
         let lists = found.addresses.len();
         let span = |number: u32| {
@@ -194,8 +195,8 @@ impl Plan {
         None
     }
 
-    /// Returns whether each count still has the value that the last step wrote. Numbers that are carried, and counts
-    /// that f32 may round, are always read.
+    /// Returns whether each count still has the value that the last step wrote. Also returns `false` if the optimizer
+    /// carries numbers, or if f32 may round a count. The caller must then read all counts again.
     ///
     /// # Safety
     /// `found` has the address of an initialised f32 for each count.
@@ -209,7 +210,7 @@ impl Plan {
         self.parts.iter().all(knows)
     }
 
-    /// Sets the counts that have changed since the last call.
+    /// Sets the counts and carried numbers that have changed since the last call.
     pub(super) fn set_counts(&mut self, found: &Found, descriptor: &Descriptor) -> PyResult<()> {
         for part in &mut self.parts {
             for (at, k) in part.members.iter().enumerate() {
@@ -226,8 +227,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Steps, and writes counts and carried numbers. `again` says that the last call of this plan had the same
-    /// addresses.
+    /// Steps all parts, and writes the new counts and carried numbers into their tensors. `again` means that the last
+    /// call of this plan had the same addresses.
     pub(super) fn run(&mut self, found: &Found, scaling: Scaling, again: bool) -> instep::Result<()> {
         if let [part] = &mut *self.parts {
             return part.run(&found.addresses, scaling, again);
@@ -276,7 +277,7 @@ impl Part {
     }
 }
 
-/// Makes the optimizer of these values.
+/// Makes an optimizer with these values of its hyperparameters.
 pub(super) fn optimizer(descriptor: &'static Descriptor, hyper: &[Value]) -> PyResult<Box<dyn Optimizer>> {
     let mut optimizer = descriptor.build();
     for (field, value) in descriptor.fields.iter().zip(hyper) {

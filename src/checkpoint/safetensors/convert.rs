@@ -1,5 +1,4 @@
-//! A tensor of a file: its element type, shape and place, and the exact conversion of its bytes to f32 values and
-//! counts.
+//! A tensor of a file, with its element type, shape and place. Converts its bytes exactly to f32 values or to a count.
 //!
 //! This module refuses every value that would be rounded, because a state that differs in one bit changes the training.
 //! `entries.rs` has checked that the shape matches the number of bytes.
@@ -42,7 +41,7 @@ pub(in crate::checkpoint) fn floats(
     Ok(())
 }
 
-/// Returns whether [`floats`] reads this type.
+/// Returns whether [`floats`] can convert this type.
 pub(in crate::checkpoint) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
@@ -96,7 +95,7 @@ pub enum Dtype {
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its element type.
+    /// The type of its elements.
     pub dtype: Dtype,
     /// Its dimensions. A scalar has none.
     pub shape: Vec<u64>,
@@ -118,12 +117,12 @@ impl Dtype {
         }
     }
 
-    /// Returns whether tensors of a step may be of this type.
+    /// Returns whether the tensors of a step may have this type.
     pub const fn is_stepped(self) -> bool {
         matches!(self, Dtype::F32 | Dtype::Bf16 | Dtype::F16)
     }
 
-    /// Returns the name in the format.
+    /// Returns the type's name in the safetensors format.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F16 => "F16",
@@ -154,12 +153,12 @@ impl fmt::Display for Dtype {
 }
 
 impl Tensor {
-    /// Returns the offset in the file.
+    /// Returns the offset of the first byte in the file.
     pub fn start_bytes(&self) -> u64 {
         self.start_bytes
     }
 
-    /// Returns the offset one past the last byte.
+    /// Returns the offset in the file one past the last byte.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.elements * self.dtype.bytes()
     }

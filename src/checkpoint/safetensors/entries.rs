@@ -1,10 +1,11 @@
-//! The JSON of a tensor file's header. Its entries are not validated yet, but their size is bounded while they are
+//! Parses the JSON of a tensor file's header. The entries are validated later, but their size is limited while they are
 //! parsed.
 //!
-//! For any content, the memory for a header is at most a small multiple of the header's length. Dimensions and metadata
-//! are counted before they are kept, and the names of unknown types are shortened. serde's derives accept two wrong
-//! forms: a derived struct also takes an array of its fields, and a map keeps the last of two equal keys. Either form
-//! would let a broken file be read as a different valid file, so the types here refuse both.
+//! For any content, the memory for a header is at most a small multiple of the header's length. For this purpose, the
+//! numbers of dimensions and metadata are limited, and the names of unknown types are shortened. serde's derives accept
+//! two forms that are errors here. A derived struct accepts an array of its fields instead of an object, and a map
+//! accepts a key that occurs twice. With either form, a broken file could be read as a different valid file. The types
+//! here therefore refuse both forms.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +21,7 @@ use crate::text::{quoted, sentence};
 /// The largest number of dimensions that numpy and PyTorch allow.
 const MAX_DIMENSIONS: usize = 64;
 
-/// All entries of a header. One key, that of the metadata, is not a tensor.
+/// All entries of a header: the metadata and the tensors.
 pub(super) struct Entries {
     pub(super) metadata: Option<Unique<String>>,
     pub(super) tensors: BTreeMap<String, Entry>,
@@ -143,13 +144,13 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// A derived struct that must be a JSON object, not an array.
+/// A struct with serde's derive that is read only from a JSON object, and not from an array.
 pub struct Object<T>(pub T);
 
-/// The most keys of one object. More keys would take far more memory than their text in the file.
+/// The largest number of keys in one object. More keys would take far more memory than their text in the file.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
-/// An object with any keys: at most 65,536, and no key twice.
+/// An object with at most 65,536 keys of any name. An object in which a key occurs twice is refused.
 pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);

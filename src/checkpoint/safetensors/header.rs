@@ -1,4 +1,5 @@
-//! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
+//! The header of a tensor file. It has the names, types, shapes and places of the tensors. The tensors fill the rest of
+//! the file exactly.
 //!
 //! Any input gives either a header that matches the file or an error of one line. Every length is compared with the
 //! file's length before it is used. No error quotes more than a line of the file.
@@ -11,13 +12,13 @@ use super::entries::{Entries, Entry};
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 
-/// Number of bytes of the header's length, which comes before the header.
+/// The file begins with the header's length, in this number of bytes.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's limit on the length of a header.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The contents of a file.
+/// The contents of a file's header.
 #[derive(Debug)]
 pub struct Header {
     /// The tensors by name.
@@ -80,7 +81,7 @@ impl Header {
         self.checksum
     }
 
-    /// Refuses all element types that a step's tensors cannot have.
+    /// Returns an error if a tensor has an element type that the tensors of a step cannot have.
     ///
     /// # Errors
     /// `Checkpoint` with the name of the first tensor that has such a type.

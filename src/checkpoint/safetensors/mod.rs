@@ -1,4 +1,4 @@
-//! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
+//! Reads and writes tensor files in the safetensors format. The header is checked in full before any data are read.
 //!
 //! This module is stricter than the `safetensors` crate. That crate accepts duplicate names, needs the whole file in
 //! memory and writes metadata in random order. The tests also read files with that crate. This module never allocates
@@ -28,7 +28,7 @@ use convert::floats;
 
 use crate::error::{Error, Result};
 
-/// Bytes read or written at a time.
+/// The number of bytes that are read or written at a time.
 const CHUNK_BYTES: usize = 1 << 16;
 
 /// The data of a tensor file, to be read piece by piece.

@@ -1,7 +1,7 @@
-//! Writes the header of a tensor file in the given order, and values after it.
+//! Writes the header of a tensor file with its entries in the given order, and writes the values of tensors.
 //!
-//! The order of entries must not depend on hashing. Files are compared byte by byte, so equal content must give equal
-//! bytes.
+//! Files are compared byte by byte, so equal content must give equal bytes. The order of entries therefore must not
+//! depend on hashing.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,13 +22,13 @@ use crate::error::{Error, Result};
 pub struct Entry {
     /// Unique in the file.
     pub name: String,
-    /// Its element type.
+    /// The type of its elements.
     pub dtype: Dtype,
     /// Its dimensions. A scalar has none.
     pub shape: Vec<u64>,
 }
 
-/// An entry as the format spells it.
+/// An entry in the JSON form of the header.
 #[derive(Serialize)]
 struct Spelled<'a> {
     dtype: &'static str,
@@ -45,7 +45,7 @@ struct Spelling<'a> {
 /// the order of `entries`. Padding makes the data start at a multiple of 8 bytes, as the format requires.
 ///
 /// # Errors
-/// `Checkpoint` if the header is too long, or has too many entries of metadata.
+/// `Checkpoint` if the header is too long, or if there are too many metadata entries.
 pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let refuse =
         |wrong: String| Error::checkpoint("the header", wrong, "save fewer or shorter names and metadata");

@@ -1,8 +1,8 @@
-//! A test suite for any [`Collective`] on the host, which all ranks run together.
+//! A test suite for any [`Collective`] on the host. All ranks run the suite together.
 //!
-//! The suite uses only the trait, so it works with threads and with processes. Each property gets a new group, because
-//! some properties end their group. Each property runs on a separate thread, so a call that never returns is a failure
-//! and not a hang.
+//! The suite uses only the trait, so it works with threads and with processes. Each property is checked in a new group
+//! of the ranks, because some checks end their group. Each check runs on a separate thread, so the suite reports a call
+//! that never returns as a failure, and does not hang.
 
 mod parts;
 mod rank;
@@ -62,23 +62,23 @@ const PROPERTIES: &[Property] = &[
     ("a new group works after others have failed", 1, meet_again),
 ];
 
-/// The results of a collective on one rank.
+/// The result on one rank, if no property failed there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The rank.
     pub rank: u32,
-    /// Properties that hold.
+    /// The names of the properties that hold.
     pub passed: Vec<&'static str>,
-    /// Properties that need more ranks than there are.
+    /// The names of the properties that were skipped, because they need more ranks than the group has.
     pub skipped: Vec<&'static str>,
 }
 
-/// The properties that do not hold, on one rank.
+/// The properties that failed on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failures {
     /// The rank.
     pub rank: u32,
-    /// Each property's name and failure.
+    /// The name and the failure of each such property.
     pub failed: Vec<(&'static str, String)>,
 }
 
@@ -93,17 +93,17 @@ impl std::error::Error for Failures {}
 
 /// Checks every property of the suite on this rank. Every rank of the group makes this call at about the same time.
 ///
-/// `make` returns this rank's end of a new group of the same ranks. The suite calls `make` once for each property, on
-/// every rank in the same order, and drops all groups at the end of the suite. `patience` is the longest deadline of a
-/// call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices on a busy
-/// machine.
+/// `make` returns this rank's communicator in a new group of the same ranks. The suite calls `make` once for each
+/// property, on every rank in the same order. It drops all these communicators at the end. `patience` is the longest
+/// deadline of a call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices
+/// on a busy machine.
 ///
-/// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It
-/// tests all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The
-/// collective must reach the host's memory.
+/// The suite supports up to 256 ranks. It tests sums of f32, and sums of every other type for which
+/// [`Collective::sums`] is true. It tests all-reduce, broadcast, and every other kind of call for which
+/// [`Collective::knows`] is true. The collective must reach the host's memory.
 ///
 /// # Errors
-/// The properties that fail on this rank. Some failures occur on only one rank, so check every rank's result.
+/// Returns the properties that fail on this rank. Some failures occur on only one rank, so check every rank's result.
 ///
 /// ```
 /// use std::time::Duration;
@@ -182,7 +182,8 @@ fn meet_again(rank: &Rank) -> Result<(), String> {
     if all { Ok(()) } else { Err(format!("the sum of ones is {}", summed[0])) }
 }
 
-/// Uses a broadcast, because every collective broadcasts every type.
+/// Makes a call in which the last rank uses another element type. The call is a broadcast, because every collective can
+/// broadcast every type.
 fn other_type(rank: &Rank) -> Result<(), String> {
     let (kind, len) = (CollectiveKind::Broadcast, 4 * ELEMENTS);
     let dtype = if rank.is_last() { DType::F16 } else { DType::F32 };

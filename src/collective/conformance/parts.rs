@@ -1,7 +1,8 @@
-//! Tests the calls of ranks with shards: reduce-scatter, all-gather, reductions of integers, a second communicator and
-//! groups.
+//! Tests the calls that a sharded stepper makes: reduce-scatter, all-gather and reductions of integers, also on a
+//! second communicator and in groups of ranks.
 //!
-//! If a collective does not know one of the first three kinds, it passes by refusing the call.
+//! A collective need not support reduce-scatter, all-gather and reductions of integers. If it refuses such a call with
+//! `Unsupported`, it passes.
 
 use std::sync::Arc;
 use std::thread;
@@ -102,8 +103,8 @@ pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Even ranks form one group and odd ranks another. Then each group splits in two in the same way. Every group is also
-/// duplicated.
+/// Checks sums and broadcasts in groups, and on a duplicate of each group. Even ranks form one group and odd ranks
+/// another. Then each group is split in two in the same way.
 pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     let (mut comm, mut members) = (Arc::clone(&rank.comm), (0..rank.ranks).collect::<Vec<u32>>());
     for round in 0..2 {
@@ -140,7 +141,8 @@ pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Odd ranks begin with the calls on the second communicator, and even ranks begin with the calls on the first.
+/// Makes calls on two communicators of the same ranks, in different orders. Odd ranks begin with the second
+/// communicator, and even ranks begin with the first.
 pub(super) fn second_order(rank: &Rank) -> Result<(), String> {
     let second = match rank.comm.duplicate() {
         Ok(second) => second,

@@ -1,6 +1,6 @@
 //! One rank of the suite: it makes calls, and checks all memory that a call could have touched.
 //!
-//! For exact sums, the values are small integers, because a communicator may send only 16 bits of an f32.
+//! Most values are small integers, so that sums are exact even if a communicator sends only 16 bits of each f32.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub(super) struct Form {
     pub(super) offset: usize,
 }
 
-/// All placements that a stepper uses. The source is aligned or misaligned, in place and with a separate target.
+/// All placements that a stepper uses. The source is aligned or misaligned, and the target is the source itself or a
+/// separate buffer.
 pub(super) const FORMS: [Form; 4] = [
     Form { in_place: true, offset: 0 },
     Form { in_place: true, offset: 1 },
@@ -51,13 +52,14 @@ impl Rank {
         [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| self.comm.sums(*dtype))
     }
 
-    /// Returns the key of the next call, in a new pass.
+    /// Returns the key of the next call. Each key has a new pass number.
     pub(super) fn key(&self, kind: CollectiveKind, dtype: DType, bytes: usize) -> CallKey {
         self.pass.set(self.pass.get() + 1);
         CallKey { kind, pass: self.pass.get(), bucket: None, dtype, bytes: bytes as u64, agreement: 0x1257 }
     }
 
-    /// Makes a call on complete buffers. The longer buffer must have the length that the key gives.
+    /// Makes a call from `source` to `target`, or in place in `source` if there is no target. The longer buffer must
+    /// have `key.bytes` bytes.
     pub(super) fn enqueue(
         &self,
         key: CallKey,
@@ -72,7 +74,7 @@ impl Rank {
         self.comm.enqueue(&mut Call::on_host(&*self.comm, key, source, target, deadline)?)
     }
 
-    /// Runs a call that must succeed, and returns the resulting bytes.
+    /// Makes a call, and returns the resulting bytes. Returns an error if the call fails or writes to other memory.
     pub(super) fn run(
         &self,
         kind: CollectiveKind,
@@ -113,7 +115,8 @@ impl Rank {
         Ok(target.contents().to_vec())
     }
 
-    /// Makes several in-place calls together. All must succeed. Returns the resulting bytes of each call.
+    /// Makes several in-place calls together, and returns the resulting bytes of each call. Returns an error if a call
+    /// fails or writes to other memory.
     pub(super) fn run_together(
         &self,
         calls: &[(CollectiveKind, DType, Vec<u8>)],
@@ -134,7 +137,8 @@ impl Rank {
         }
     }
 
-    /// Sums values that are exact in the type, and returns the result as f32.
+    /// Sums `values` over ranks in the type `dtype`, and returns the sums as f32. The type must represent each value
+    /// exactly.
     pub(super) fn sum(&self, dtype: DType, values: &[f32], form: Form) -> Result<Vec<f32>, String> {
         let summed = self.run(CollectiveKind::AllReduce, dtype, &encode(dtype, values), form)?;
         Ok(decode(dtype, &summed))
@@ -173,7 +177,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Number of guard bytes before and after the contents. It is also the largest alignment that a
+/// The least number of guard bytes before and after the contents. It is also the largest alignment that a
 /// [`Call`](crate::collective::Call) promises.
 const MARGIN: usize = 64;
 const UNTOUCHED: u8 = 0xa5;

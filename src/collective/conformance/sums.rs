@@ -1,14 +1,15 @@
-//! Tests sums, broadcasts and comparisons: results have the same bits on every rank, and are exact if all values are
-//! representable.
+//! Tests sums, broadcasts and comparisons. Results must have the same bits on every rank, and sums of small integers
+//! must be exact.
 //!
-//! Every rank can compute every other rank's values, so expected results need no communication. A broadcast copies
-//! every element type, without rounding values or changing NaN.
+//! Every rank can compute every other rank's values, so it computes the expected results without communication. A
+//! broadcast must copy the bytes of every element type, without rounding values or changing NaN.
 
 use crate::collective::CollectiveKind;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash, whole_number};
 use crate::dtype::DType;
 
-/// Returns a value of either sign in one of 13 binades, so that a sum depends on the order of its terms.
+/// Returns a positive or negative value with one of 13 exponents. A sum of such values depends on the order in which
+/// they are added.
 fn rough_number(rank: u32, element: usize) -> f32 {
     let bits = hash(rank.into(), element as u64);
     let fraction = 1.0 + (bits >> 41) as f32 / (1 << 23) as f32;
@@ -117,7 +118,8 @@ fn compare(summed: &[f32], expected: impl Fn(usize) -> f32, what: &str) -> Resul
     Ok(())
 }
 
-/// Returns bytes in which every second group of four is an f32 NaN with a payload. Half of these NaNs are signalling.
+/// Returns bytes in which every second group of four is an f32 NaN with a payload. About half of these NaNs are
+/// signalling.
 fn arbitrary_bytes(of: u64, len: usize) -> Vec<u8> {
     let word = |at: usize| {
         let bits = hash(of, at as u64) as u32;
@@ -174,7 +176,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// The lengths are not sorted, because an implementation may sort the calls that it makes together.
+/// Makes several calls together. Their lengths are not sorted, because an implementation may sort the calls by length.
 pub(super) fn calls_together(rank: &Rank) -> Result<(), String> {
     const LENGTHS: [usize; 5] = [7, 1003, 1, 0, 4099];
     let exact = |of: u32, call: usize, elements: usize| -> Vec<f32> {

@@ -1,7 +1,8 @@
-//! One rank's part in a group of GPUs. NCCL makes the sums, and a host collective may report failures.
+//! One rank's part in a group of GPUs. NCCL runs the collectives, and a host collective may report failures.
 //!
-//! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator
-//! returns this failure. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
+//! The first failure of any communicator is stored, and sent to the other ranks over the host collective. Every later
+//! call on any of this rank's communicators returns that failure. Collectives go onto the caller's stream, and one
+//! thread at a time enqueues per device.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,40 +27,42 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::poll::{Wall, poll};
 
-/// One rank's part in a group of GPUs, each in its own process. A clone is another handle of the same communicator.
-/// Give one handle to the stepper, and keep another to [`close`](Self::close) the group after the stepper.
+/// One rank's part in a group of GPUs. Each GPU has its own process. A clone is another handle of the same
+/// communicator. Give one handle to the stepper. Keep another one, to [`close`](Self::close) the group after the
+/// stepper is dropped.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
-/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank. Ranks on the CPU round such a sum
-/// once.
+/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after it adds each rank's values. Ranks on the CPU
+/// round such a sum only at the end.
 ///
-/// When a stepper is built, ranks compare layout and options. In a pass after a parameter was
-/// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of
-/// 144 bytes, and the thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only
-/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger, ranks that differ in these
+/// When a stepper is built, ranks compare its layout and options. If a parameter is [written](crate::Stepper::write),
+/// the next pass also compares which parameters were written. Each comparison is an all-gather of 144 bytes, and the
+/// calling thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only with a host
+/// collective ([`beside`](Self::beside)) and [`Options::ledger`]. Without the ledger, ranks that differ in one of these
 /// get no `Mismatch`. They diverge, or hang until the stepper's deadline. Replays of captured passes are never
 /// compared.
 ///
-/// With a host collective, the other ranks learn which rank has failed or died. Without a host collective, they wait
-/// for the stepper's deadline, unless NCCL itself reports an error.
+/// If a rank fails or dies, a host collective reports this to the other ranks. Without a host collective, the other
+/// ranks wait until the stepper's deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator. NCCL
-/// connects in the first pass of each stepper. These passes must begin in the same order on every rank. If NCCL does
-/// not order collectives, all passes and replays of a device's steppers must come in the same order on every rank. If
-/// the program has its own communicator on the same device, every rank must issue the collectives of the program and of
-/// the stepper in the same order. All these collectives must come from the stepper's thread.
-/// [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's communicator.
+/// connects in the first pass of each stepper. These first passes must begin in the same order on every rank. If NCCL
+/// does not order collectives, all passes and replays of a device's steppers must come in the same order on every rank.
+/// If the program has its own communicator on the same device, every rank must issue the collectives of the program and
+/// of the stepper in the same order. The program must issue its collectives on the stepper's thread. With
+/// [`Sums::by_caller`](crate::Sums::by_caller), the program's communicator is the only one.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
 /// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. If NCCL does
-/// not order the collectives of these communicators, they run one at a time, in the order of the calls. These
-/// communicators fail, are aborted and are closed together with the first communicator. All ranks make a further
-/// communicator at the same point, even if it is only for a group. Its id is sent over the first communicator.
+/// not order the collectives of these communicators, the collectives run one at a time, in the order of the calls.
+/// These communicators fail, are aborted and are closed together with the first communicator. All ranks of the program
+/// make a further communicator at the same point, even a communicator of one shard group. Its id is sent over the first
+/// communicator.
 ///
-/// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. The exit of the
-/// process waits up to 10 s for that thread, and at least a second after an abort. If the process ends before that
-/// thread, or if a panic drops the handle, the group counts this rank as failed.
+/// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. When the process
+/// exits, it waits up to 10 s for that thread. After an abort, it exits at least a second later. If the process ends
+/// before that thread, or if a panic drops the handle, the other ranks count this rank as failed.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
@@ -70,7 +73,7 @@ pub struct Nccl {
 /// A communicator id that no NCCL library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// Connects to the ranks that have the same id, within a time limit. An error of the check ends the wait.
+/// Connects to the ranks that have the same id, within a time limit. The wait ends if the check returns an error.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
@@ -157,21 +160,22 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings of one line each about settings that are likely to make NCCL slow, or to make it hang beside a
-    /// framework's communicator. The library prints nothing itself.
+    /// Returns warnings, one line each, about settings with which NCCL is likely to be slow, or to hang if a framework
+    /// has its own communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
 
-    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it
-    /// within the deadline. Afterwards, every handle returns an error.
+    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks must make
+    /// this call within the deadline. Afterwards, calls on every handle return an error.
     ///
     /// # Ordering
-    /// First drop captured passes of the group's steppers, because NCCL does not end while a graph has its collectives.
+    /// Drop captured passes of the group's steppers before this call. A communicator cannot end while a graph has its
+    /// collectives.
     ///
     /// # Errors
-    /// `Order` while such a captured pass is alive. Nothing has changed then. If an error has ended the group before,
-    /// this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
+    /// `Order` while such a captured pass is alive. The group is then unchanged. If an error has ended the group
+    /// before, this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
         let captured = Arc::strong_count(&self.shared.captured) - 1;
@@ -229,7 +233,7 @@ impl Collective for Nccl {
         Ok(Arc::new(self.another(ranks)?))
     }
 
-    /// Allocates gradients, which the group's first communicator reduces in place.
+    /// Allocates memory for gradients. The group's first communicator reduces the gradients in place.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
         if purpose != Purpose::Gradients || !self.reaches(place) {
             return Ok(None);

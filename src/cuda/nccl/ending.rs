@@ -1,7 +1,7 @@
-//! Threads that end communicators, and the exit of the process, which waits for them.
+//! Threads that end communicators, so that a drop or an abort does not wait for NCCL.
 //!
-//! The caller never waits for such a thread. The exit of the process waits for all of these threads, for a bounded
-//! time. The exit of a forked child does not wait.
+//! The exit of the process waits for all of these threads, but only for a bounded time. The exit of a forked child does
+//! not wait.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -9,9 +9,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs a call that may block, on a new thread. The process's exit waits for the thread, because exit destroys objects
-/// that NCCL's threads use. The process would otherwise crash and lose its exit status. If no thread can be started,
-/// the communicator is leaked.
+/// Runs `work`, which may block, on a new thread. The process's exit waits for that thread, because exit destroys
+/// objects that NCCL's threads use. Without this wait, the process could crash and lose its exit status. If no thread
+/// can be started, the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     PROCESS.get_or_init(|| {
         // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
@@ -35,7 +35,7 @@ struct Endings {
 
 static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
 static ENDED: Condvar = Condvar::new();
-/// The id of the process that waits at its exit. A forked child has none of the threads.
+/// The id of the process that waits at its exit. A forked child has another id, and none of the threads.
 static PROCESS: OnceLock<u32> = OnceLock::new();
 
 /// Records that a communicator was aborted at this moment.
@@ -66,8 +66,8 @@ impl Drop for Running {
 /// The longest time for which an exit waits for threads that end communicators. If such a thread waits longer for a
 /// peer, the process exits without it.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The least time between an abort and the exit. NCCL may free an aborted communicator on its own thread. On an H200,
-/// ranks that exited right after an abort ended with SIGSEGV.
+/// The least time between an abort and the exit. NCCL may free an aborted communicator later, on a thread of its own.
+/// On an H200, ranks that exited right after an abort ended with SIGSEGV.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 extern "C" fn await_detached() {

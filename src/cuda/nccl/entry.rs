@@ -1,5 +1,5 @@
-//! Before ranks make a stepper or a communicator together, each rank sends all ranks a record that describes what it is
-//! about to make.
+//! Before ranks make a stepper or a communicator together, each rank sends all ranks a record that describes what the
+//! rank is about to make.
 //!
 //! Every rank checks the same records in the same order, so all return the same error. This file does not communicate.
 
@@ -12,11 +12,11 @@ use crate::op::difference;
 /// The thing that a rank is about to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Entry {
-    /// A stepper with this agreement.
+    /// A stepper, with one number for all values that ranks must have in common.
     Stepper(u64),
     /// A further communicator of `count` ranks, as one of these ranks describes it. Communicators that are made at the
-    /// same point have no rank in common. `first` is the rank that is number 0 in the communicator, and makes the
-    /// communicator's id.
+    /// same point have no rank in common. `first` is the group's rank that is number 0 in this communicator. That rank
+    /// makes the communicator's id.
     Communicator { first: u32, count: u32 },
 }
 
@@ -58,8 +58,8 @@ impl Record {
     /// Reads and checks the records of all ranks, in the order of the ranks.
     ///
     /// # Errors
-    /// `Mismatch` if two ranks are about to make different communicators, or if a communicator would lack a rank. NCCL
-    /// would wait for a missing rank until the deadline. `PeerLost` if a rank has sent no record.
+    /// `Mismatch` if two ranks are about to make things that do not go together, or if a communicator would lack a
+    /// rank. NCCL would wait for that rank until the deadline. `PeerLost` if a rank has sent an invalid record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
         let decode =
@@ -76,7 +76,7 @@ impl Record {
     }
 }
 
-/// Refuses a communicator if the number of ranks that describe it in the same way is not its number of members.
+/// Refuses a communicator unless exactly `count` ranks describe it in the same way.
 fn refuse_partial(entries: &[Entry]) -> Result<()> {
     for (rank, ours) in (0u32..).zip(entries) {
         let Entry::Communicator { first, count } = *ours else { continue };

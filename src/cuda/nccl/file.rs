@@ -1,7 +1,8 @@
-//! The id of a group in a file. Rank 0 writes the file, and the others read it in a folder that all ranks see.
+//! Sends a group's id in a file. Rank 0 writes the file in a folder that all ranks see. The other ranks read it.
 //!
-//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. A rank may read the id of an
-//! earlier run with the same name. It then detects that rank 0 replaces the file, and joins again.
+//! A reader sees the complete file or no file. Rank 0 removes the file once all ranks have joined. A rank may first
+//! read the file of an earlier run with the same name. Once rank 0 has replaced that file, the rank notices this, and
+//! joins again with the new id.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -19,8 +20,8 @@ use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Ids with which ranks of this process have joined or tried to join. A later group or a later try of this process has
-/// another id.
+/// The ids with which ranks of this process have joined or tried to join, and the ranks. Later groups and later tries
+/// of this process have other ids.
 static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
 /// The first id that this process has written. Every file of this process contains it, and no file of another process
@@ -29,13 +30,13 @@ static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
-    /// The first id that the file's writer has written.
+    /// The first id that the process that wrote this file has written.
     run: UniqueId,
     id: UniqueId,
 }
 
-/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. An error of the
-/// check ends the wait of `connect`.
+/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. It stops waiting if
+/// the check returns an error.
 pub(super) fn meet<T>(
     options: &Options,
     path: &Path,
@@ -111,7 +112,7 @@ fn read_until(
     }
 }
 
-/// Returns the first line of the file. Ranks read it to recognise the file of their job.
+/// Returns the first line of the file, by which ranks recognise the file of their job.
 fn title(options: &Options) -> String {
     format!("instep's NCCL id, version 1, job {:?}, {} ranks\n", options.job, options.world_size)
 }

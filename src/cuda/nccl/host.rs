@@ -1,8 +1,9 @@
 //! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the
 //! ledger.
 //!
-//! NCCL itself does not report that a rank has died, and does not compare calls. Without a host collective, other ranks
-//! hang if a rank disagrees or dies. The host collective's `check` determines how soon a rank learns of a failure.
+//! NCCL itself does not report that a rank has died, and does not compare calls. Without a host collective, the other
+//! ranks hang if one rank makes a different call or dies. With one, a rank learns of a failure as soon as the host
+//! collective's `check` returns it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,6 @@ use crate::error::{Error, Result};
 /// How many numbers are sent for a [`CallKey`]: one for each byte.
 const KEY: usize = CallKey::BYTES;
 
-/// One rank's part in the host collective.
 pub(super) struct Host(pub(super) Arc<dyn Collective>);
 
 impl Host {
@@ -30,7 +30,7 @@ impl Host {
     /// Waits until every rank is about to make the same call.
     ///
     /// # Errors
-    /// `Mismatch` or `LeftPass`, the same on every rank. Other errors as for [`Collective::enqueue`].
+    /// `Mismatch` or `LeftPass`. Every rank gets the same error. Other errors as for [`Collective::enqueue`].
     pub(super) fn compare(&self, key: &CallKey, deadline: Duration) -> Result<()> {
         let (rank, ranks) = (self.0.rank() as usize, self.0.world_size() as usize);
         // This all-reduce works as an all-gather: each rank's numbers are summed with zeros from the other ranks. Every

@@ -1,8 +1,8 @@
-//! Finds the NCCL library and turns its answers into errors.
+//! Finds the NCCL library, and converts its result codes to errors.
 //!
-//! If `INSTEP_NCCL` names a file, only that file is tried. Otherwise the order is: a library that the process has
-//! loaded already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs
-//! threads. All required functions are looked up before the first call.
+//! If `INSTEP_NCCL` names a file, only that file is tried. Otherwise this file first tries a library that the process
+//! has already loaded (a framework's), then `libnccl.so.2`, then `libnccl.so`. The library is never unloaded, because
+//! it runs threads. All required functions are looked up before the first call.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_void};
@@ -23,10 +23,10 @@ pub(super) struct Library {
     _symbols: Symbols,
 }
 
-/// Returns the address of a loaded library's symbol, or null. The closure keeps the library loaded.
+/// A function that returns the address of a library's symbol, or null. It keeps the library loaded.
 type Symbols = Box<dyn Fn(&str) -> *const c_void + Send + Sync>;
 
-/// Loads a file, or uses the library that this process has loaded.
+/// Loads a file or, without one, uses the library that this process has already loaded.
 #[cfg(feature = "cuda")]
 fn load(file: Option<&OsStr>) -> Result<Symbols, String> {
     let process = || libloading::os::unix::Library::this().into();

@@ -1,7 +1,7 @@
-//! Memory of gradients that NCCL has allocated and that is registered with the group's first communicator, if NCCL can
-//! do both.
+//! Memory for gradients. NCCL allocates it and registers it with the group's first communicator, as far as this NCCL
+//! has the functions for this.
 //!
-//! The memory is freed once, after it was deregistered.
+//! The memory is deregistered before it is freed.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -23,7 +23,7 @@ struct Memory {
     registration: Option<Registration>,
 }
 
-/// Allocates memory, or returns `None` if the library cannot.
+/// Allocates memory, or returns `None` if the library cannot allocate memory.
 pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
     let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
     let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;

@@ -1,8 +1,8 @@
 //! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
 //! The library is loaded at run time, so a build does not need NCCL. Without feature `cuda`, this module does not look
-//! for the library. To form a group, ranks need NCCL's id of 128 bytes. NCCL does the networking. The id comes from the
-//! caller, from a file, or over a [`Collective`] of the host. This crate opens no port.
+//! for the library. To form a group, ranks need NCCL's id of 128 bytes. The id comes from the caller, from a file, or
+//! over a [`Collective`] of the host. NCCL does the networking, so this crate opens no port.
 #![allow(unsafe_code)]
 
 mod bindings;
@@ -29,13 +29,13 @@ use std::time::Duration;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 
-/// NCCL's id of a group, by which its ranks find each other. [`unique_id`] makes an id.
+/// NCCL's id of a group. The ranks of the group find each other by this id. [`unique_id`] makes an id.
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
     /// Joins the group that torchrun's environment variables describe ([`Options::from_environment`]), on this rank's
-    /// GPU. Every process of the group calls it. `INSTEP_ID_FILE` names the file of [`from_file`](Self::from_file). A
-    /// group of one process needs no file.
+    /// GPU. Every process of the group makes this call. `INSTEP_ID_FILE` names the file of
+    /// [`from_file`](Self::from_file). A group of one process needs no file.
     ///
     /// ```no_run
     /// use instep::Collective;
@@ -65,12 +65,12 @@ impl Nccl {
         Nccl::from_file(&options, path)
     }
 
-    /// Joins the ranks that read the same file, in a folder that all ranks can read. Rank 0 makes the id, and writes id
-    /// and [job](Options::job) to the file. Other ranks see the complete file or no file. Rank 0 removes the file once
-    /// all ranks have joined.
+    /// Joins the ranks that read the same file, in a folder that all ranks can read. Rank 0 makes the id, and writes
+    /// the id and the [job](Options::job) to the file. Other ranks see the complete file or no file. Rank 0 removes the
+    /// file once all ranks have joined.
     ///
-    /// A user who can write in the folder can take a rank's place. Only the owner of the file can read it. NCCL's own
-    /// connections are not authenticated.
+    /// A user who can write in the folder can take a rank's place. Only the owner of the file can read the file. NCCL's
+    /// own connections are not authenticated.
     ///
     /// # Ordering
     /// Returns once all ranks have joined. If processes form several groups with one file, every rank must form the
@@ -78,8 +78,8 @@ impl Nccl {
     ///
     /// # Errors
     /// `Config` if the job is empty, or if the options ask for a ledger. `NcclUnavailable`, `DriverUnavailable` and
-    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` if this is another
-    /// rank and it does not find rank 0's file. `Collective` if NCCL cannot connect, or if a rank does not join within
+    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` on another rank if
+    /// it does not find rank 0's file in time. `Collective` if NCCL cannot connect, or if a rank does not join within
     /// the deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
@@ -90,17 +90,18 @@ impl Nccl {
     /// ranks. The job in the options is not used.
     ///
     /// # Errors
-    /// Errors as for [`from_file`](Self::from_file), except those of files.
+    /// Errors as for [`from_file`](Self::from_file), except errors about the job or the file.
     pub fn with_id(options: &Options, id: UniqueId) -> Result<Nccl> {
         Nccl::open(options, |connect| connect(&id, options.deadline, &|| Ok(())))
     }
 
-    /// Joins the ranks of `host`. Each rank keeps its number. `host` can be MPI, your own collective such as
-    /// `examples/tcp_ranks`, or a framework's store. The host collective sends NCCL's id, and reports failures. If a
-    /// rank fails or is lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it.
-    /// No rank waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
+    /// Joins the ranks of `host`. Each rank has the same number as in `host`. `host` can be MPI, your own collective
+    /// such as `examples/tcp_ranks`, or a framework's store. The host collective sends NCCL's id, and reports failures.
+    /// If a rank fails or is lost, the other ranks learn the cause as soon as their host's [`check`](Collective::check)
+    /// returns it. They need not wait until their deadline. With [`Options::ledger`], ranks also compare every call
+    /// over `host`.
     ///
-    /// This call uses only the device, the deadline, the ledger and the CTAs of the options.
+    /// Of the options, this call uses only the device, the deadline, the ledger and the CTAs.
     ///
     /// # Ordering
     /// Returns once all ranks have joined. After that, only this group may use `host`.
@@ -120,19 +121,19 @@ impl Nccl {
     /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Ordering
-    /// Before this call, collectives of this crate's other communicators on the device have ended. Events may order
-    /// their later collectives, but not those from before this call ([`Nccl`]).
+    /// Before this call, all collectives of this crate's other communicators on the device have ended. Collectives from
+    /// before this call cannot be ordered with later ones ([`Nccl`]).
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`
     /// if NCCL does not recognise the communicator.
     ///
     /// # Safety
-    /// The communicator was made on this process's GPU, by the library that this crate uses. [`version`] returns the
-    /// version of that library. A library that the process has already loaded takes precedence. The communicator lives
-    /// until every handle of this group, and every stepper that has a handle, has been closed or dropped. Nothing else
-    /// calls NCCL with this communicator at the same time. Every rank adopts its own communicator. All ranks make the
-    /// same calls in the same order, including the framework's calls.
+    /// The communicator was made on this process's GPU, by the library that this crate uses. That is a library that the
+    /// process has already loaded, unless `INSTEP_NCCL` names a file. [`version`] returns its version. The communicator
+    /// lives until every handle of this group, and every stepper that has a handle, has been closed or dropped. Nothing
+    /// else calls NCCL with this communicator at the same time. Every rank adopts its own communicator. All ranks make
+    /// the same calls in the same order, including the framework's calls.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;

@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use crate::error::{Error, Result, refuse};
 
-/// Options by which a rank joins its group.
+/// Options with which a rank joins its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// This rank, from 0.
+    /// Number of this rank, from 0.
     pub rank: u32,
     /// Number of ranks, each a process with its own GPU.
     pub world_size: u32,
-    /// Ordinal of this rank's GPU, among those that the process sees.
+    /// Ordinal of this rank's GPU among the GPUs that are visible to the process.
     pub device: u32,
-    /// Name of this run, which [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes beside the id. It must differ
-    /// from the name of an earlier run that may have left its file.
+    /// Name of this run. [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes it to the file with the id. It must
+    /// differ from the names of earlier runs, because an earlier run may have left its file.
     pub job: String,
     /// Longest wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
-    /// Compares every collective with the other ranks before it is enqueued, so that a difference is a `Mismatch` and
-    /// not a hang. It costs an all-reduce of the host collective per call, so use it to find faults. It works only with
-    /// [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
+    /// If true, the ranks compare every collective before they enqueue it. A difference is then a `Mismatch` and not a
+    /// hang. Each comparison costs an all-reduce of the host collective, so use the ledger to find faults. It works
+    /// only with [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
     pub ledger: bool,
-    /// Limits the share of the GPU that NCCL's kernels take, in the communicators of this group.
+    /// Limits the share of the GPU that the NCCL kernels of this group take.
     pub ctas: Ctas,
 }
 
-/// Limits the thread blocks of NCCL's kernels, which take multiprocessors from backward and from steps. By default NCCL
-/// chooses.
+/// Limits the thread blocks of NCCL's kernels. These kernels take multiprocessors from backward and from steps. By
+/// default, NCCL chooses.
 ///
 /// # Source
 /// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`. An older NCCL ignores fields that it
@@ -38,9 +38,9 @@ pub struct Options {
 pub struct Ctas {
     /// Largest number of blocks of one collective: `maxCTAs`.
     pub most: Option<u32>,
-    /// Prefers few blocks to the highest bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
+    /// Whether NCCL prefers few blocks to the highest bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
     pub efficient: bool,
-    /// Number of blocks of collectives that the NVLink switch sums: `nvlsCTAs`.
+    /// Number of blocks of a collective for which the NVLink switch computes the sums: `nvlsCTAs`.
     pub nvls: Option<u32>,
 }
 

@@ -2,8 +2,8 @@
 //! value.
 //!
 //! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, its deadline has
-//! passed, or it is no longer wanted. Until then, nothing else touches the call's stream. An abort may wait for NCCL's
-//! threads, so it runs on a separate thread. Two threads never use a communicator at once.
+//! passed, or the check `wanted` returns an error. Until then, nothing else touches the call's stream. An abort may
+//! wait for NCCL's threads, so it runs on a separate thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -38,7 +38,7 @@ const UNDEFINED: i32 = i32::MIN;
 const EFFICIENT: i32 = 1;
 
 /// How long a wait polls before it begins to sleep. NCCL starts a thread for each collective. The thread ends within
-/// microseconds unless it must connect.
+/// microseconds unless it must first connect to other ranks.
 const AWAKE: Duration = Duration::from_micros(50);
 
 pub(super) struct Raw {
@@ -62,7 +62,7 @@ pub(super) struct Seat {
 unsafe impl Send for Raw {}
 
 impl Raw {
-    /// Connects to all ranks that hold the id. An error of `wanted` ends the wait.
+    /// Connects to all ranks that have the same id. The wait ends if `wanted` returns an error.
     pub(super) fn connect(
         library: &'static Library,
         driver: &Arc<dyn Driver>,
@@ -121,21 +121,21 @@ impl Raw {
         Ok(raw)
     }
 
-    /// Makes events order all calls of the device, if NCCL does not order this communicator's calls.
+    /// If NCCL does not order this communicator's calls, makes events order all calls of the device.
     fn settle_order(&self) {
         if !is_ordered(self.library.version, self.is_borrowed, |name| env::var(name).ok()) {
             on_device(self.driver.ordinal()).is_by_events = true;
         }
     }
 
-    /// Runs `work`, which enqueues collectives of this communicator on a stream, with the device current. They are
-    /// ordered with those of the device's other communicators.
+    /// Runs `work`, which enqueues collectives of this communicator on a stream, with the device current. The
+    /// collectives are ordered with the collectives of the device's other communicators.
     pub(super) fn in_order(&self, stream: StreamHandle, work: impl FnOnce() -> Result<()>) -> Result<()> {
         on_device(self.driver.ordinal()).enqueue(Some(self.comm.addr()), &self.driver, stream, work)
     }
 
-    /// All-gathers the same number of bytes from every rank, and waits for the result. The result has the bytes in the
-    /// order of the ranks, and is `None` after the deadline.
+    /// All-gathers the same number of bytes from every rank, and waits for the result. Returns the bytes in the order
+    /// of the ranks, or `None` if the deadline has passed.
     pub(super) fn gather(
         &self,
         own: &[u8],
@@ -169,9 +169,9 @@ impl Raw {
         Ok(Some(all))
     }
 
-    /// Enqueues the collectives that `add` adds as one launch, with the device current, and returns once it is on the
-    /// stream. NCCL's group (`ncclGroupStart`) is ended even after a failure, because NCCL would otherwise add later
-    /// calls of this thread to it.
+    /// Enqueues all collectives that `add` adds, as one launch. Returns once the launch is on the stream. The device is
+    /// current. NCCL's group (`ncclGroupStart`) is ended even if `add` fails, because NCCL would otherwise add this
+    /// thread's later calls to the group.
     pub(super) fn group(
         &self,
         deadline: &Cell<Duration>,
@@ -281,7 +281,7 @@ impl Raw {
         }
     }
 
-    /// Aborts on another thread, without waiting.
+    /// Aborts the communicator on another thread, and does not wait for that thread.
     pub(super) fn abort_detached(self) {
         detached(move || self.abort());
     }
@@ -345,7 +345,7 @@ impl Raw {
 /// Memory that is registered with a communicator.
 pub(super) struct Registration(usize);
 
-/// Returns the value of the macro NCCL_CONFIG_INITIALIZER, with non-blocking calls.
+/// Returns the values of the macro `NCCL_CONFIG_INITIALIZER`, but with non-blocking calls and these limits on blocks.
 fn config(ctas: Ctas) -> ncclConfig_t {
     let number = |ctas: Option<u32>| ctas.map_or(UNDEFINED, |ctas| ctas as i32);
     ncclConfig_t {

@@ -1,7 +1,9 @@
-//! The state that one rank's handles, allocations and ending threads share: communicators, host, first failure.
+//! One rank's shared state: its communicators, its host collective and its first failure. The rank's handles,
+//! allocations and threads all use it.
 //!
-//! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once
-//! and never during a call. If one communicator fails, all return that first failure. A drop does not block.
+//! A call to NCCL holds its communicator's lock. A thread that ends a communicator first takes it out of the lock, so
+//! it is ended only once, and never during a call. After the first failure, calls on all communicators return that
+//! failure. A drop does not block.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -16,7 +18,6 @@ use crate::error::{Error, Result};
 /// One communicator, or `None` once it is being ended.
 pub(super) type Slot = Mutex<Option<Raw>>;
 
-/// The state that all handles of one rank share. Every handle holds one reference.
 pub(super) struct Shared {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) seat: Seat,
@@ -26,19 +27,19 @@ pub(super) struct Shared {
     /// The host collective. Without one, ranks learn of each other's failures only from NCCL and from their deadlines.
     pub(super) host: Option<Host>,
     pub(super) first: Arc<Slot>,
-    /// The further communicators, of steppers with shards, in the order in which all ranks have made them.
+    /// The further communicators, for steppers with shards. All ranks make them in the same order.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
-    /// Every thread that ends a communicator has a clone.
+    /// Each thread that ends a dropped further communicator has a clone, so `close` can count these threads.
     pub(super) ending: Arc<()>,
-    /// Every live captured pass with calls of a communicator has a clone.
+    /// Each live captured pass with collectives has a clone, so `close` can count these passes.
     pub(super) captured: Arc<()>,
     /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,
 }
 
 impl Shared {
-    /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead, or
-    /// the error of a closed communicator.
+    /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead or, if
+    /// there is none, the error of a closed communicator.
     pub(super) fn with_raw<T>(&self, slot: &Slot, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
         match lock(slot).as_ref() {
             Some(raw) => call(raw),
@@ -55,7 +56,7 @@ impl Shared {
     /// ranks.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost` or `Deadline`. The group has ended then.
+    /// `Mismatch`, `PeerLost`, `Deadline`, or an error of NCCL. Later calls of the group return the same error.
     pub(super) fn exchange(&self, own: &Record, deadline: Duration) -> Result<Vec<Record>> {
         let Seat { rank, ranks, .. } = self.seat;
         let own_bytes = own.encode();
@@ -81,14 +82,14 @@ impl Shared {
         self.refuse().and_then(|()| self.look())
     }
 
-    /// Keeps the first error, and returns it.
+    /// Stores `error` if there is no earlier error, and returns the stored error.
     pub(super) fn remember(&self, error: Error) -> Error {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Keeps a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is kept
-    /// instead, because it explains NCCL's error. A `Mismatch` or `LeftPass` is kept even then, because all ranks know
-    /// it, and a rank may have left because of it.
+    /// Stores a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is stored
+    /// instead, because it explains NCCL's error. A `Mismatch` or `LeftPass` is never replaced: all ranks get this
+    /// error, and a rank may have left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };
@@ -97,7 +98,7 @@ impl Shared {
         error
     }
 
-    /// Tells the other ranks why the group ends.
+    /// Reports to the other ranks why the group ends.
     pub(super) fn tell(&self, cause: &Error) {
         self.host.iter().for_each(|host| host.0.abort(cause));
     }
@@ -129,11 +130,11 @@ impl Drop for Shared {
     }
 }
 
-/// A further communicator, of all ranks or of some. It ends with its last handle.
+/// A further communicator, of all ranks or of some ranks. It ends with its last handle.
 pub(super) struct Further {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: Arc<Slot>,
-    /// The numbers of this communicator's ranks in the whole group.
+    /// For each rank of this communicator, its number in the first communicator.
     pub(super) ranks: Vec<u32>,
     /// This rank's number in this communicator.
     pub(super) rank: u32,

@@ -1,4 +1,4 @@
-//! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
+//! Connects ranks over MPI (feature `mpi`). Each rank is a process. The processes may run on one machine or on several.
 //!
 //! This file adds the values itself, because MPI's order of additions may depend on the rank. Rank r adds the r-th part
 //! of each window in rank order, so the sum has the same bits as with ranks in one process. Messages use only memory
@@ -30,10 +30,10 @@ const WINDOW_BYTES: usize = 4 << 20;
 struct Line([u8; LINE_BYTES]);
 const LINE_BYTES: usize = 64;
 
-/// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, and its sums have the
-/// same bits as those of [`in_process`](crate::in_process).
+/// The communicator of one rank in a group of processes that use MPI. It sums f32, bf16 and f16 in host memory, and its
+/// sums have the same bits as those of [`in_process`](crate::in_process).
 ///
-/// Compiling this type needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with
+/// Compiling this type needs an MPI library and libclang. The crate `mpi` finds both. Initialize MPI with
 /// `Threading::Serialized` if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop
 /// steppers before MPI is finalized.
 ///
@@ -59,7 +59,7 @@ pub struct Mpi {
 /// Memory of messages, reused between calls. All of this memory is on the heap, so that it stays valid if it is leaked.
 #[derive(Default)]
 struct Scratch {
-    /// The [`CallKey`] of each rank's collective call, as bytes, by rank.
+    /// The [`CallKey`] of each rank's collective call as bytes, in the order of the ranks.
     keys: Vec<u8>,
     /// A part of the buffer. It has this rank's values before the exchange, and the sums after it.
     window: Vec<Line>,
@@ -73,7 +73,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mpi {
-    /// Duplicates the communicator for one stepper. All ranks make this call in the same order, within a minute.
+    /// Duplicates the communicator for one stepper. All ranks must make this call. A rank that calls first waits up to
+    /// a minute for the other ranks. If there are several such calls, all ranks must make them in the same order.
     ///
     /// # Errors
     /// `Order` if MPI is not initialized, `Unsupported` if MPI was initialized without support for several threads,
@@ -85,7 +86,7 @@ impl Mpi {
         Ok(Mpi { wire, kernels, scratch: Mutex::default(), failure: Mutex::default() })
     }
 
-    /// Returns a communicator with the same kernels on another wire.
+    /// Returns a communicator that uses another wire and the same kernels.
     fn on(&self, wire: Wire) -> Mpi {
         Mpi { wire, kernels: self.kernels, scratch: Mutex::default(), failure: Mutex::default() }
     }
@@ -94,7 +95,7 @@ impl Mpi {
         (0..self.wire.ranks).filter(|peer| *peer != self.wire.rank)
     }
 
-    /// Refuses a call if the group has ended, with the error that has ended it.
+    /// If the group has ended, returns the error that has ended it.
     fn refuse(&self) -> Result<()> {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
@@ -335,8 +336,8 @@ impl Collective for Mpi {
         Ok(Arc::new(self.on(self.wire.duplicated(Duration::from_secs(60))?)))
     }
 
-    /// All ranks duplicate the communicator, and each rank exchanges values only with its group. A failure can
-    /// therefore still be sent to all ranks.
+    /// All ranks duplicate the full communicator, although each rank exchanges values only with its group. A failure
+    /// can therefore still be sent to all ranks.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let place = place_in(ranks, self.wire.rank, self.wire.ranks)?;
         let wire = self.wire.duplicated(Duration::from_secs(60))?;

@@ -1,7 +1,8 @@
-//! MPI's messages between two ranks. No call waits. Messages are started, and later tested for completion.
+//! Sends and receives MPI's messages between two ranks. No call into MPI waits: a message is started, and later tested
+//! for completion.
 //!
-//! One lock covers every call into the MPI library, so `MPI_THREAD_SERIALIZED` is enough. A started message uses its
-//! memory until a test says that it has ended.
+//! One lock covers every call into the MPI library, so `MPI_THREAD_SERIALIZED` is enough. MPI may use a message's
+//! memory from the start of the message until a test reports its end.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -46,7 +47,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator that only this crate uses.
+/// This rank's handle of an MPI communicator that only this crate uses.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
@@ -65,8 +66,8 @@ unsafe impl Sync for Wire {}
 unsafe impl Send for Message {}
 
 impl Wire {
-    /// Duplicates a communicator. MPI keeps the duplicate until MPI is finalized. Freeing the duplicate would wait for
-    /// ranks that may have failed.
+    /// Duplicates a communicator. The duplicate is never freed, because freeing it would wait for ranks that may have
+    /// failed.
     pub(super) fn duplicate(original: &impl Communicator, deadline: Duration) -> Result<Wire> {
         if !environment::is_initialized() || environment::is_finalized() {
             return Err(Error::order("MPI", "not initialized, or finalized already", "initialize it first"));
@@ -83,7 +84,7 @@ impl Wire {
         Wire { comm: original.as_raw(), rank, ranks, members: None, all: ranks }.duplicated(deadline)
     }
 
-    /// Duplicates this wire, which needs to live only until the call returns.
+    /// Duplicates this wire. The original may be dropped when the call has returned.
     pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
         let mut wire = Wire { members: self.members.clone(), ..*self };
         // If the call fails, this memory is leaked, because the library may still write to it.
@@ -223,7 +224,7 @@ impl Wire {
         outcome.map(|()| messages.is_empty())
     }
 
-    /// Returns a rank that has sent a failure, and the text of the failure.
+    /// If another rank has sent a failure, returns this rank and the text of the failure.
     pub(super) fn failure(&self) -> Result<Option<(u32, String)>> {
         let (mut is_there, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
         let mut frame = [0u8; FAILURE_BYTES];

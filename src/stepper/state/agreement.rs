@@ -17,7 +17,7 @@ pub(crate) struct Agreement {
     layout: Layout,
     /// The hash of layout and buckets.
     built: u64,
-    /// A line for each option.
+    /// The options as text, with one line for each option.
     options: Arc<str>,
     current: Option<u64>,
     words: Arc<Words>,
@@ -29,11 +29,12 @@ pub(crate) struct Changing<'a> {
     pub(crate) assigned: &'a dyn fmt::Debug,
     pub(crate) hyperparameters: &'a dyn fmt::Debug,
     pub(crate) loaded: &'a dyn fmt::Debug,
-    /// A line, with its line end, for each parameter that was written since the last pass began.
+    /// The parameters that were written since the last pass began, as lines of text. Each line ends with a line break.
     pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// A writer that hashes its text, and keeps the text for the error that ranks get if they differ.
+/// A writer that hashes the text that is written to it. It also stores the text, for the error that ranks return if
+/// they differ.
 struct Folded<'a>(u64, Option<Line<'a>>);
 
 impl Write for Folded<'_> {
@@ -84,7 +85,7 @@ impl Agreement {
         self.words.fixed()
     }
 
-    /// Returns the text that this rank contributes to the error when ranks differ.
+    /// Returns this rank's text for the error that ranks return if they differ.
     pub(crate) fn words(&self) -> &Arc<Words> {
         &self.words
     }
@@ -113,7 +114,7 @@ impl Agreement {
     }
 }
 
-/// Returns what layout and options contribute to the number.
+/// Returns the part of the number that layout and options determine.
 fn share(layout: u64, options: &str) -> u64 {
     Agreed::Layout.share(layout) ^ Agreed::Options.share(fold(0, options.as_bytes()))
 }

@@ -1,4 +1,5 @@
-//! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
+//! A stepper on the caller's memory. Gradients lie in flat buckets of any alignment, and each parameter may lie in a
+//! separate allocation.
 //!
 //! This module serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the
 //! checker reads the same list of ops. Only the addresses come from the caller. Tensors that overlap are refused,
@@ -39,9 +40,9 @@ impl Borrowed {
         Borrowed::default()
     }
 
-    /// Sets the address of a parameter. The memory has as many elements as registered, in the type that the stepper's
-    /// [precision](crate::StepperBuilder::precision) gives. Every parameter of the layout needs an address. The address
-    /// of an empty parameter may be null.
+    /// Sets the address of a parameter. The memory has as many elements as registered for the parameter. The stepper's
+    /// [precision](crate::StepperBuilder::precision) sets their type. Every parameter of the layout needs an address.
+    /// The address of an empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
         self.params.push((id, Address::new(address)));
         self
@@ -59,7 +60,7 @@ impl Borrowed {
         Plan::foreign(layout, &buckets, storages)
     }
 
-    /// Returns whether a plan's buckets stay as they are: either no bucket is named, or the same buckets are named
+    /// Returns whether a plan's buckets stay as they are. They do if `self` names no bucket, or names the same buckets
     /// again.
     pub(crate) fn keeps_buckets(&self, layout: &Layout, plan: &Plan) -> Result<bool> {
         let named = self.buckets.iter().map(|(bucket, _)| bucket);

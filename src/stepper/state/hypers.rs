@@ -1,8 +1,8 @@
 //! Finds and sets hyperparameters of a stepper's optimizers between passes, and holds the learning-rate schedules.
 //!
 //! A change is checked as a whole before it takes effect. The check covers ranges, relations between hyperparameters,
-//! multiplied learning rates, and the states that are kept. The check depends only on the list of optimizers. The
-//! caller copies the change to the settings. The step of the schedules is the number of finished and joined passes,
+//! multiplied learning rates, and the states that the stepper has. The check depends only on the list of optimizers.
+//! The caller copies the change to the settings. The step of the schedules is the number of finished and joined passes,
 //! because all ranks make these passes together. Abandoned passes do not count.
 
 use crate::abi::InstepHyper;
@@ -90,7 +90,7 @@ impl Optimizers {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
 
-    /// Refuses hyperparameters if the stepper lacks a state that they need, or has the state at another index.
+    /// Refuses hyperparameters if the stepper lacks a state that they need, or stores this state under another index.
     fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
         let (placed, new) = (self.entries[id.0 as usize].placed, changed.state_names());
         if placed == new {
@@ -110,7 +110,8 @@ impl Optimizers {
         Err(Error::config("states", states, wrong, remedy))
     }
 
-    /// Refuses hyperparameters that are out of range, with or without a parameter's learning-rate multiplier.
+    /// Refuses hyperparameters that are out of range. Also refuses a learning rate that is out of range after it is
+    /// multiplied by a parameter's multiplier.
     fn check(&self, id: OptimizerId) -> Result<InstepHyper> {
         let optimizer = &*self.entries[id.0 as usize].optimizer;
         // The learning rate is checked first, so that the error names a NaN as such.
@@ -141,13 +142,13 @@ impl Optimizers {
 /// The learning-rate schedules of optimizers, and the current step of all schedules.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
-    /// Sorted by the optimizer's number.
+    /// The schedule of each optimizer that has one, sorted by the optimizer's number.
     pub(crate) schedules: Vec<(OptimizerId, LrSchedule)>,
     pub(crate) step: u64,
 }
 
 impl Rates {
-    /// Makes the schedules that the builder received for groups.
+    /// Creates the schedules that were set on the builder for groups.
     pub(crate) fn new(
         layout: &Layout,
         optimizers: &Optimizers,
@@ -186,7 +187,8 @@ impl Rates {
         Ok(())
     }
 
-    /// Returns the index of an optimizer's schedule. The error is the index at which to insert a schedule.
+    /// Returns the index of an optimizer's schedule in the list. If the optimizer has no schedule, the error is the
+    /// index at which to insert one.
     fn place(&self, id: OptimizerId) -> Result<usize, usize> {
         self.schedules.binary_search_by_key(&id, |(scheduled, _)| *scheduled)
     }

@@ -1,6 +1,6 @@
 //! The optimizers of one stepper, the parameters that each of them steps, and the order of these steps.
 //!
-//! This module only keeps lists. The kernels get hyperparameters from the settings, and the lists from the assignment.
+//! This module only has lists. The kernels read hyperparameters from the settings, and these lists from the assignment.
 //! A refused value does not replace the old one.
 
 use std::borrow::Cow;
@@ -23,7 +23,7 @@ pub(crate) struct Registered {
 /// The parameters that an optimizer steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// A group. The optimizer becomes the group's first optimizer and replaces the stepper's default.
+    /// A group. The optimizer becomes the group's first optimizer, in place of the stepper's default optimizer.
     Group(String),
     /// A group. The optimizer runs after the group's earlier optimizers.
     Further(String),
@@ -40,25 +40,26 @@ pub(crate) enum Target {
 pub(crate) struct Optimizers {
     /// The optimizers in the settings' order: the layout's groups first.
     pub(super) entries: Vec<Entry>,
-    /// The entries of each group. A group without entries is absent.
+    /// The entries of each group. A group without entries is not in the map.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
     /// The entries that step each parameter, in order.
     pub(super) lists: Vec<Vec<u32>>,
-    /// Sorted pairs of a parameter and an entry. The entry is listed with the parameter but steps nothing.
+    /// Sorted pairs of a parameter and an entry. The entry is listed with the parameter but does not step it.
     attached: Vec<(usize, u32)>,
     /// Each parameter's learning-rate multiplier, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
     /// Pairs of an entry and a parameter that it steps, for parameters with a multiplier.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
-    /// The names of each kernel's states in each round. The optimizer with the most states gives the names.
+    /// The names of each kernel's states in each round. If optimizers of one kernel have different states, these are
+    /// the names of the optimizer with the most states.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// All states that have had an index so far. The optimizer now uses all of this list or a prefix of it. An index is
-    /// never reused for another state, because the memory keeps the old state's values.
+    /// The names of all states that have had an index so far. The optimizer now uses this full list, or a prefix of it.
+    /// An index is never reused for another state, because the memory keeps the old state's values.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -107,8 +108,8 @@ impl fmt::Debug for Hyperparameters<'_> {
 }
 
 impl Optimizers {
-    /// Makes the list. `common` steps every group for which nothing else is registered. Without `common`, these groups
-    /// have no optimizer.
+    /// Creates the list of optimizers. `common` is the optimizer of every group for which no other optimizer is
+    /// registered. If `common` is `None`, such groups have no optimizer.
     pub(crate) fn new(
         layout: &Layout,
         common: Option<&dyn Optimizer>,
@@ -213,8 +214,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// Returns the list with one further optimizer, which steps after its parameters' earlier optimizers. If `group`
-    /// has a name, the new optimizer belongs to that group.
+    /// Returns a list that has one further optimizer. It steps after its parameters' earlier optimizers. If `group` has
+    /// a name, the new optimizer belongs to that group.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -398,7 +399,7 @@ pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(pub(crate) u32);
 
-/// Names an optimizer of a stepper: by its number, or as the only optimizer of a group
+/// Selects an optimizer of a stepper: by its number, or as the only optimizer of a group
 /// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerKey<'a> {
@@ -430,10 +431,10 @@ impl From<OptimizerId> for OptimizerKey<'_> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Attached<'a> {
-    /// The number for [`Stepper::set_lr`](crate::Stepper::set_lr) and
+    /// The number that identifies the optimizer in [`Stepper::set_lr`](crate::Stepper::set_lr) and
     /// [`Stepper::set_hyper`](crate::Stepper::set_hyper).
     pub id: OptimizerId,
-    /// The layout's group that the optimizer was given to. `None` if it was given to single parameters.
+    /// The layout's group for which the optimizer was set. `None` if it was set for single parameters.
     pub group: Option<&'a str>,
     /// The optimizer with its current hyperparameters. Its type is one of those in [`optim`](crate::optim). `(optimizer
     /// as &dyn Any).downcast_ref` returns a reference of that type.

@@ -1,8 +1,8 @@
 //! Types of options (sharding, offload, unused parameters, the mean over uneven inputs), and the device's decisions
 //! about a pass.
 //!
-//! These are plain values. The builder decides which options fit together. A status has the values that the kernels
-//! published, and the stepper's count of abandoned passes. This file computes nothing.
+//! These are plain values. The builder decides which options fit together. A status has values that the kernels have
+//! computed, and the stepper's count of abandoned passes. This file computes nothing.
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 
@@ -13,29 +13,31 @@ pub enum Strategy {
     /// No shards: every rank steps all parameters, after one all-reduce per bucket.
     #[default]
     Replicated,
-    /// States, masters and averages are sharded. Parameters and gradients are full (ZeRO stage 1). A bucket takes a
+    /// States, masters and averages are sharded. Parameters and gradients are full (ZeRO stage 1). Each bucket needs a
     /// reduce-scatter of gradients and an all-gather of stepped parameters. The all-gather overlaps with the next
-    /// bucket's reduce-scatter. With [`Gradients::Release`](crate::Gradients) a rank frees the gradients that it does
-    /// not step (stage 2).
+    /// bucket's reduce-scatter. With [`Gradients::Release`](crate::Gradients), a rank frees the gradients that it does
+    /// not step, as in ZeRO stage 2.
     ///
     /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together. To
-    /// write one, all ranks call [`write`](crate::Stepper::write). [`shard_size`](crate::StepperBuilder::shard_size)
-    /// divides the ranks into groups. If parameters have [masters](crate::Master), every rank must write the same
-    /// values to the same parameters. Ranks compare these values, and the next collective returns `Mismatch` if they
-    /// differ. This strategy refuses optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged
-    /// gradients, borrowed memory, and collectives that do not [know](crate::Collective::knows) its calls.
+    /// write such a tensor, all ranks call [`write`](crate::Stepper::write).
+    /// [`shard_size`](crate::StepperBuilder::shard_size) divides the ranks into groups. If parameters have
+    /// [masters](crate::Master), every rank must write the same values to the same parameters. Ranks compare these
+    /// values, and the next collective returns `Mismatch` if they differ. This strategy refuses optimizers of your own
+    /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that cannot make
+    /// the calls that it needs ([`Collective::knows`](crate::Collective::knows)).
     ///
-    /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards. Several GPUs have
-    /// not done this yet.
+    /// On a GPU, `Gradients::Release` is refused too. This strategy has run in up to four processes on one H200. It has
+    /// not run on several GPUs yet.
     ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
-    /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full. All ranks must make these calls
-    /// in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards. The launch of the bucket
-    /// and the end of the pass free them too. Every rank must write the same values to the same parameters, with or
-    /// without masters, and ranks compare the values. This strategy also refuses uneven inputs.
+    /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full. All ranks must unshard the same
+    /// buckets in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards of a bucket. The
+    /// launch of the bucket and the end of the pass free these shards too. Every rank must write the same values to the
+    /// same parameters, even to parameters without masters. Ranks compare these values, and the next collective returns
+    /// `Mismatch` if they differ. This strategy refuses everything that `Zero` refuses, and uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -52,8 +54,8 @@ pub enum Accumulation {
     /// reduced once per pass, and full gradients stay in memory between micro-batches.
     #[default]
     Local,
-    /// Each micro-batch reduces its buckets over ranks, and a rank accumulates the sums of its shard. All ranks make
-    /// the same number of micro-batches. A bucket is reduced once per micro-batch. With
+    /// Each micro-batch reduces its buckets over ranks, and a rank accumulates the sums of its shard. All ranks must
+    /// make the same number of micro-batches. A bucket is reduced once per micro-batch. With
     /// [`Gradients::Release`](crate::Gradients) no gradient stays in memory between micro-batches. With
     /// [`shard_size`](crate::StepperBuilder::shard_size) each micro-batch reduces within groups, and replicas
     /// all-reduce once, in the last micro-batch. Gradients of 16 bits are rounded after each addition.
@@ -63,17 +65,18 @@ pub enum Accumulation {
     Summed,
 }
 
-/// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages. With
-/// shards, it has only this rank's shard of them. The device keeps the parameters and gradients of forward and
-/// backward.
+/// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages. If these
+/// tensors are sharded, it has only this rank's shards. The device's memory has the parameters and gradients that
+/// forward and backward use.
 ///
 /// # Source
 /// `CPUOffloadPolicy` of PyTorch's FSDP2. Ren et al., USENIX ATC 2021, "ZeRO-Offload".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
-    /// Asks for page-locked host memory, which a GPU copies without blocking the trainer's thread. Without page-locked
-    /// memory, the thread waits for each copy, and thus for other ranks. All ranks must then unshard and hand over in
-    /// the same order, and passes cannot be captured. The host device ignores this option.
+    /// Whether the host's memory is page-locked. A GPU copies page-locked memory without blocking the trainer's thread.
+    /// If the memory is not page-locked, the thread waits for each copy, and thus for other ranks. In that case all
+    /// ranks must unshard and hand over in the same order, and passes cannot be captured. The host device ignores this
+    /// option.
     pub pin_memory: bool,
 }
 
@@ -88,26 +91,27 @@ impl Default for OffloadPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
     /// The parameter's value, states and step count do not change if no rank wrote the gradient. If at least one rank
-    /// wrote the gradient, all ranks step the parameter. Borrowed buckets cannot count ranks, so their trainer calls
-    /// [`Stepper::set_unused`](crate::Stepper::set_unused) instead.
+    /// wrote the gradient, all ranks step the parameter. Borrowed buckets do not support `Skip`, because they have no
+    /// room to count ranks. Call [`Stepper::set_unused`](crate::Stepper::set_unused) instead.
     #[default]
     Skip,
     /// The parameter is stepped with a zero gradient, so momentum and weight decay still change it. **On borrowed
-    /// memory the zeros overwrite the gradient**, even if you wrote it through your own pointer without asking for the
-    /// gradient first.
+    /// memory the zeros may overwrite your gradient.** To prevent this, get the gradient from the stepper (for example
+    /// with [`Stepper::view_mut`](crate::Stepper::view_mut)) before you write it through your own pointer.
     StepZero,
-    /// [`finish`](crate::Stepper::finish) returns an `Order` error that names the parameter. A [`Pass`](crate::Pass) is
-    /// then abandoned. Each rank must write every gradient, except those of frozen parameters and of parameters with
-    /// [`SegmentAction::Leave`](crate::SegmentAction). If only some ranks forget a gradient, the group ends with an
-    /// error. The same happens if only some ranks abandon a pass. `Refuse` is the default for borrowed memory and for
-    /// sums by the caller.
+    /// [`finish`](crate::Stepper::finish) returns an `Order` error that names the parameter.
+    /// [`Pass::finish`](crate::Pass::finish) then also abandons the pass. Each rank must write every gradient, except
+    /// those of frozen parameters and of parameters with [`SegmentAction::Leave`](crate::SegmentAction). If only some
+    /// ranks forget a gradient, or if only some ranks abandon a pass, the group of ranks ends with an error. `Refuse`
+    /// is the default for borrowed memory and for sums by the caller.
     Refuse,
 }
 
 /// The divisor of the summed gradients when some ranks have run out of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Divisor {
-    /// The number of all ranks, including ranks without data, so each sample keeps its weight.
+    /// The number of all ranks, including ranks without data. Each sample then has the same weight as in a pass in
+    /// which all ranks have data.
     #[default]
     WorldSize,
     /// The number of ranks that had data in this pass.
@@ -119,8 +123,8 @@ pub enum Divisor {
 pub struct Status {
     /// Number of passes begun so far, including this one and abandoned ones.
     pub pass: u64,
-    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In Eager, these
-    /// passes may have stepped their first buckets. They did not advance learning-rate schedules.
+    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In `Eager` mode,
+    /// these passes may have stepped their first buckets. They did not advance learning-rate schedules.
     pub abandoned: u64,
     /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed no parameter,
     /// no state and no step count.
@@ -138,12 +142,13 @@ pub struct Status {
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
     /// Index of the first bucket in which the gradient of a stepped parameter is infinite or NaN.
-    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. The bucket is stepped
-    /// anyway in Eager, and in the other modes unless the pass is skipped. A pass that makes a decision tests averaged
-    /// gradients. Any other pass tests summed gradients. A small loss scale can make the average infinite although the
-    /// sum is finite. With [sharded states](crate::Strategy), this is the smallest index of all ranks. With
+    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. In `Eager` mode the
+    /// bucket is stepped anyway. In the other modes it is stepped unless the pass is skipped. A pass that clips
+    /// gradients or may be skipped tests averaged gradients. Any other pass tests summed gradients. The results can
+    /// differ, because a small loss scale can make the average infinite although the sum is finite. With [sharded
+    /// states](crate::Strategy), this is the smallest index of all ranks. With
     /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index of the rank's group. All groups
-    /// have the same sums, so only local parameters can make their indices differ.
+    /// have the same sums, so the indices of groups can differ only because of local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

@@ -1,8 +1,8 @@
 //! Submits the schedule's ops to the device. No other code uses both the schedule and the device.
 //!
-//! On the host, a Wait of the compute stream is deferred. The trainer's thread executes the Wait before its next access
-//! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because it blocks only
-//! the stream. Every op and every access enters the recording before it happens.
+//! On the host, a `Wait` op of the compute stream is deferred. The trainer's thread executes the `Wait` before its next
+//! access of memory, or before the next `Record` op of that stream. On a GPU the `Wait` is executed at once, because it
+//! blocks only the stream. Every op and every access enters the recording before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,14 +16,15 @@ pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
     debt: Debt,
-    /// A buffer of ops for the device, kept so that a steady state allocates nothing.
+    /// A buffer of ops for the device. It is reused, so that a steady state allocates nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
-    /// The failure from which the stepper was rescued. The device has ended, so memory can be read.
+    /// The failure from which the stepper was rescued, if any. After a rescue the device has ended, so memory can be
+    /// read.
     rescued: Option<Error>,
 }
 
-/// Waits of the compute stream that are deferred.
+/// Deferred waits of the compute stream.
 #[derive(Default)]
 struct Debt {
     /// For each stream, the tick for which the trainer must wait before it continues.
@@ -87,12 +88,12 @@ impl<D: Device> Run<D> {
         Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording, rescued: None }
     }
 
-    /// Submits to the device the ops that the schedule has written.
+    /// Submits the schedule's new ops to the device.
     pub(crate) fn submit(&mut self) {
         self.submit_awaiting(None);
     }
 
-    /// Submits the ops that the schedule has written. `sum` is the caller's sum for which one of the ops waits.
+    /// Submits the schedule's new ops to the device. If one of them waits for a sum by the caller, `sum` is that sum.
     pub(crate) fn submit_awaiting(&mut self, mut sum: Option<D::Sum>) {
         if self.rescued.is_some() {
             // After a rescue no op runs, so there is nothing to wait for.
@@ -132,14 +133,14 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Announces the trainer's next access, and waits until it is allowed.
+    /// Announces the trainer's next access to the schedule, and waits until this access is allowed.
     pub(crate) fn touch(&mut self, announce: impl FnOnce(&mut Schedule)) -> Result<()> {
         announce(&mut self.schedule);
         self.settle()
     }
 
-    /// Waits until the trainer may access its own scaler: in a pass only the flag, between passes both the scale and
-    /// the flag.
+    /// Waits until the trainer may access the tensors of its own scaler. In a pass it may access only the flag, and
+    /// between passes both the scale and the flag.
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
         self.touch(Schedule::touch_scaler)?;
         if self.schedule.is_offloaded() {
@@ -159,8 +160,8 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Submits the schedule's ops, then makes the compute stream execute the waits that it has deferred. After a rescue,
-    /// this does nothing.
+    /// Submits the schedule's new ops, then executes the deferred waits of the compute stream. After a rescue, nothing
+    /// is executed.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
         if self.rescued.is_some() {
@@ -169,7 +170,7 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Waits for all ops, and ends a device that has failed. After a failure no op touches memory.
+    /// Waits for all ops. If the device has failed, ends it, so that no op touches memory any more.
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {
@@ -185,7 +186,8 @@ impl<D: Device> Run<D> {
         self.rescued.clone().map_or(Ok(()), Err)
     }
 
-    /// Drops the deferred waits of a capture that has ended, because its positions are meaningless afterwards.
+    /// Drops the deferred waits of a capture that has ended. Stream positions of a capture have no meaning after its
+    /// end.
     pub(crate) fn forgive(&mut self) {
         self.debt.paid = self.debt.owed;
     }
@@ -201,7 +203,7 @@ impl<D: Device> Run<D> {
         self.recording.is_some()
     }
 
-    /// Returns what was recorded since the last `take_recording`. After a failure, the list still has all ops that were
+    /// Returns what was recorded since the last `take_recording`. Even after a failure, the list has all ops that were
     /// submitted.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;

@@ -1,4 +1,5 @@
-//! Tracks writes and loads since ranks last compared them. The next pass broadcasts the parameters that were written.
+//! Tracks which values were written or loaded since ranks last compared them. The next pass broadcasts the parameters
+//! that were written.
 //!
 //! There is a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
 //! broadcasts all parameters. A hash of loaded values and of values set by hand is part of the agreement. Each load
@@ -42,7 +43,7 @@ impl ParamsWritten {
         }
     }
 
-    /// Notes a write. A local parameter is never broadcast, because each rank has its own.
+    /// Notes a write of a parameter. A local parameter is never broadcast, because its values belong to one rank.
     pub(crate) fn note(&mut self, param: usize, plan: &Plan) {
         if self.is_sent && !plan.bucket_of(plan.segment_of(param)).is_local {
             (self.params[param], self.is_any) = (true, true);
@@ -54,7 +55,7 @@ impl ParamsWritten {
         self.values[param] = fold(self.values[param], &hash.to_le_bytes()).max(1);
     }
 
-    /// Returns whether anything was written since the last pass began.
+    /// Returns whether any parameter was written since the last pass began.
     pub(crate) fn is_any(&self) -> bool {
         self.is_any
     }
@@ -147,13 +148,13 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Records that a value was set. A rank that set another value, or none, is then detected.
+    /// Records that a value was set. Ranks then detect a rank that set another value, or none.
     pub(crate) fn note(&mut self, what: usize, value: u64) {
         self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
     }
 
-    /// Records that a parameter was written. A rank that wrote other values, or none, is then detected in this and
-    /// later passes.
+    /// Records that a parameter was written. In this and later passes, ranks then detect a rank that wrote other
+    /// values, or none.
     pub(crate) fn note_param(&mut self, param: usize, hash: u64) {
         let written = fold(fold(0, &(param as u64).to_le_bytes()), &hash.to_le_bytes());
         self.params = self.params.wrapping_add(written);

@@ -1,7 +1,8 @@
-//! Times Begin and Decide. A pass launches each of them once, for any number of elements.
+//! Times the kernels Begin and Decide. A pass launches each of the two once, regardless of its number of elements.
 //!
-//! Each launch is one block that loops over groups and segments. Its time depends on the number of parameters. There is
-//! no ceiling. A sample of Begin has few launches, because the host may be at most eight passes ahead of the GPU.
+//! Each launch has one thread block, which loops over groups and segments. The time of a launch depends on the number
+//! of parameters. This time is not compared with a ceiling. A sample of Begin has few launches, because the host may be
+//! at most eight passes ahead of the GPU.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Writes the output files of a run on a GPU, with the rows so far.
+//! Writes the output files of a run on a GPU, with all rows that were measured so far.
 //!
 //! Every bench calls `save` after each row, so an interrupted run leaves the rows that it has measured.
 
@@ -18,8 +18,8 @@ pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> 
     system::write(path, &plot::draw(&title, &points(report))).map_err(Failure::file(path))
 }
 
-/// Returns the points of the picture: rows with one segment, beyond cache, with the first limit on blocks. Rows with
-/// wrong bits are left out.
+/// Returns the points of the picture. A row becomes a point if it has one segment, `Cache::Beyond`, the first row's
+/// limit on blocks, and no wrong bit.
 fn points(report: &Report) -> Vec<Point> {
     let blocks = report.step.first().and_then(|row| row.case.max_blocks);
     let is_shown = |row: &&StepRow| {

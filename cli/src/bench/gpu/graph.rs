@@ -1,4 +1,4 @@
-//! Compares the replay of a captured pass with the same pass made call by call.
+//! Compares the time of replaying a captured pass with the time of the same pass made call by call.
 //!
 //! Parameters are small, so the bench times launches and host calls. A round has one pass of each kind, and both use
 //! the same stepper. The trainer's stream has no work except the passes.
@@ -20,7 +20,8 @@ use crate::console::print_line;
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 2048;
 
-/// Microseconds of one pass: the time of the host's calls, then the time on the trainer's stream.
+/// The time of the host's calls in one pass, and the time of the pass on the trainer's stream. Both are in
+/// microseconds.
 type Times = (f64, f64);
 
 pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {

@@ -1,8 +1,8 @@
-//! The cost of a hand-over on the trainer's thread with a GPU. The cost is only driver calls, because the thread never
-//! waits.
+//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread, with a GPU. The time consists of driver
+//! calls, because the thread never waits.
 //!
-//! Passes are the same as on the host, but with fewer calls of `grad_ready`. A call that completes a bucket makes all
-//! driver calls of the bucket. Only host time is measured.
+//! The passes are like those of the handover bench on the host, but have fewer calls of `grad_ready`. A call that
+//! completes a bucket makes all driver calls for this bucket. Only host time is measured.
 
 use std::time::Instant;
 

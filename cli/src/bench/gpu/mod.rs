@@ -1,8 +1,9 @@
 //! `instep bench --device cuda:N`: the benches on a GPU, timed by CUDA events.
 //!
-//! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is the faster of two
-//! copies on the same device, timed in the same round. Every step is compared with the host's bits before it is timed.
-//! After each row, the files of `--json`, `--record` and `--svg` are rewritten with all rows so far.
+//! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is a copy of as many bytes
+//! on the same device, timed in the same rounds. With `--kernels` there are two such copies, and the faster one is the
+//! ceiling. Before a step is timed, its result is compared with the host's, bit by bit. After each row, the files of
+//! `--json`, `--record` and `--svg` are rewritten with all rows so far.
 
 mod control;
 mod files;
@@ -28,16 +29,16 @@ use sweep::Blocks;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of --device cuda:N")]
 pub(super) struct Options {
-    /// Limits on a step's thread blocks: all, a number, or a number per multiprocessor such as 2x [default: all;
-    /// overlap: all,2x,1x].
+    /// Limits on a step's thread blocks: all (no limit), a number, or a number per multiprocessor such as 2x [default:
+    /// all; overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// Use gradients and states of zeros, like those of embedding rows that no token used. Divisions then take their
-    /// slow path.
+    /// Fill gradients and states with zeros, which is what embedding rows have if no token used them. Divisions of
+    /// zeros take a slow path.
     #[arg(long)]
     zeros: bool,
-    /// File of kernels that scripts/bench-kernels.sh builds. The overlap bench needs it. Steps and norms get a second
-    /// ceiling from it, a copy by the multiprocessors [default: INSTEP_BENCH_KERNELS].
+    /// File of kernels, built by scripts/bench-kernels.sh. The overlap bench needs this file. With it, steps and norms
+    /// are also compared with a copy that the multiprocessors make [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.

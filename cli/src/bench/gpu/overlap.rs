@@ -1,7 +1,9 @@
-//! On a GPU: the optimizer time for which the trainer's stream waits, and how much concurrent steps slow down backward.
+//! Measures, on a GPU, how long the trainer's stream waits for the optimizer, and how much concurrent steps slow down
+//! backward.
 //!
 //! Kernels simulate backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Each round
-//! compares every mode with the same pass without an optimizer. The passes of a trace or a picture are not timed.
+//! compares every mode with the same pass without an optimizer. Traces and pictures come from additional passes, which
+//! do not count in the table.
 
 use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer, clock_zero};
 use instep::cuda::{Cuda, CudaDevice};
@@ -22,17 +24,17 @@ use crate::console::print_line;
 const CAP_BYTES: u64 = 25 << 20;
 const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
 const USUAL_BLOCKS: [Blocks; 3] = [Blocks::All, Blocks::PerMultiprocessor(2), Blocks::PerMultiprocessor(1)];
-/// NCCL's time on eight H200s, as a linear function through published nccl-tests results (35 us for 1 MiB, 164 us for
-/// 25 MiB).
+/// The time of an all-reduce by NCCL on eight H200s, as a linear function of its bytes. The function follows published
+/// results of nccl-tests (35 us for 1 MiB, 164 us for 25 MiB).
 const PACING: Pacing = Pacing { latency_ns: 30_000, bytes_per_ns: 195.0 };
 const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
 const QUICK: LoadSize =
     LoadSize { params: 4, side: 128, depth: 32, activation_bytes: 128 << 10, pacing: PACING };
-/// Number of passes in a trace; the last one is drawn.
+/// The number of passes in a trace. The picture shows the last one.
 const RECORDED: usize = 4;
 
-/// A device with the loads that run on it.
+/// The trainer on a GPU, and the kernels that simulate backward and all-reduce.
 struct Bench {
     trainer: Trainer,
     load: Load,
@@ -163,7 +165,7 @@ impl Bench {
         self.trainer.wait(zero)
     }
 
-    /// Runs the same pass without an optimizer: backward, and each bucket's all-reduce after its last gradient.
+    /// Runs a pass without an optimizer: backward, and each bucket's all-reduce after the bucket's last gradient.
     fn pass_alone(&self, kind: LoadKind, plan: &Plan) -> instep::Result<Times> {
         self.trainer.mark(Mark::Start)?;
         for bucket in plan.buckets() {
@@ -179,8 +181,8 @@ impl Bench {
         self.trainer.wait(None)
     }
 
-    /// Writes a trace of a few Eager passes and draws the last pass. The trace and the drawing show the waits of the
-    /// trainer's stream.
+    /// Writes a trace of a few passes in `Eager` mode, and draws the last of these passes. The trace and the picture
+    /// show the waits of the trainer's stream.
     fn show(&self, options: &Arguments) -> Result<(), Failure> {
         let mut stepper = self.stepper(Mode::Eager, None, true)?;
         let times = (0..RECORDED).map(|_| self.pass(LoadKind::Matmul, &mut stepper));

@@ -1,7 +1,7 @@
-//! Every figure of a run on a GPU, with its machine, as JSON.
+//! The JSON report of a run on a GPU: all figures, and a description of the machine.
 //!
-//! The name of a key contains its unit. The JSON has the same figures as the printed tables. `files.rs` writes it after
-//! each row.
+//! The name of a key contains the unit of its value. The report has all figures of the printed tables and some more.
+//! `files.rs` writes the report after each row.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub(super) struct Report {
     quick: bool,
     pub(super) step: Vec<StepRow>,
     pub(super) norm: Vec<StepRow>,
-    /// Cases of steps and norms that do not fit into memory.
+    /// The steps and norms that were skipped because their case does not fit into memory.
     pub(super) skipped: Vec<Case>,
     pub(super) control: Vec<ControlRow>,
     pub(super) graph: Vec<GraphRow>,
@@ -51,11 +51,11 @@ pub(super) struct StepRow {
     pub(super) steps_per_sample: usize,
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
-    /// Time of the driver's copy.
+    /// Time of the driver's copy of as many bytes.
     pub(super) copy_us: Spread,
-    /// Time of the copy by the multiprocessors, or null without `--kernels`.
+    /// Time of the multiprocessors' copy of as many bytes; null without `--kernels`.
     pub(super) sm_copy_us: Option<Spread>,
-    /// Bytes that a step moves, divided by its median time.
+    /// Bytes that a step moves, divided by the step's median time.
     pub(super) step_gb_per_s: f64,
     pub(super) copy_gb_per_s: f64,
     pub(super) sm_copy_gb_per_s: Option<f64>,
@@ -64,9 +64,9 @@ pub(super) struct StepRow {
     pub(super) percent_of_ceiling: Spread,
     /// Samples in which the GPU may have waited for the host.
     pub(super) starved_samples: usize,
-    /// Time that the GPU was busy with this case before its first round.
+    /// The time for which the GPU ran this case before its first round.
     pub(super) warm_up_ms: f64,
-    /// Null for a norm, because only the tests compare norms.
+    /// The comparison with the host's bits; null for a norm, because the bench does not compare norms.
     pub(super) compared: Option<Compared>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct ControlRow {
     pub(super) warm_up_ms: f64,
 }
 
-/// One line of the graph bench: whole passes, made call by call or as a captured graph.
+/// One line of the graph bench: passes that are made call by call, or replays of a captured pass.
 #[derive(Serialize)]
 pub(super) struct GraphRow {
     /// `call by call` or `replay`.
@@ -94,7 +94,7 @@ pub(super) struct GraphRow {
     pub(super) device_us: Spread,
 }
 
-/// One line of the overlap bench: a mode, a limit on blocks and a kind of backward.
+/// The figures of the overlap bench for one mode, one limit on blocks and one kind of backward.
 #[derive(Serialize)]
 pub(super) struct OverlapRow {
     pub(super) backward: String,
@@ -104,9 +104,10 @@ pub(super) struct OverlapRow {
     pub(super) pass_us: Spread,
     pub(super) backward_us: Spread,
     pub(super) tail_us: Spread,
-    /// Tail minus the tail of the same round's pass without an optimizer.
+    /// `tail_us` minus the tail of the pass without an optimizer in the same round. A tail lasts from the end of
+    /// backward to the end of the pass.
     pub(super) exposed_us: Spread,
-    /// Slowdown of backward, relative to backward in the same round's pass without an optimizer.
+    /// How much longer backward took than in the pass without an optimizer in the same round.
     pub(super) backward_slowdown_percent: Spread,
 }
 
@@ -147,7 +148,7 @@ impl Report {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
     }
 
-    /// Fails if the bits of a row differ from those of the host.
+    /// Fails if the step of any row computed other bits than the host.
     pub(super) fn judge(&self) -> Result<(), Failure> {
         let mismatches: Vec<&str> = self.step.iter().filter_map(StepRow::mismatch).collect();
         match mismatches.first() {

@@ -1,9 +1,10 @@
-//! Times the step of one bucket, or its norm, and copies of as many bytes, in the same rounds.
+//! Times the step or the norm of one bucket. In the same rounds, it times copies of as many bytes.
 //!
-//! A sample is a sequence of launches between two events. All launches are queued before the first one starts. Only
-//! times of the same round are divided by each other. Every second round runs in reverse order. The first round loads
-//! code and does not count. No other sample is dropped. Every row is saved before the next case begins. If a step has a
-//! wrong bit, its row is marked, and the other cases still run.
+//! A sample is a sequence of launches between two events. All launches are queued before the first one starts. If that
+//! fails, the sample counts as starved. A percentage is the quotient of two times from the same round. Every second
+//! round runs the work and its copies in reverse order. The first round loads code and does not count. No other sample
+//! is dropped. Every row is saved before the next case begins. If a step has a wrong bit, its row is marked, and the
+//! other cases still run.
 
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ use crate::console::print_line;
 /// A sample has enough launches to move about this number of bytes, but at most [`MOST_LAUNCHES`].
 const SAMPLE_BYTES: u64 = 2 << 30;
 const MOST_LAUNCHES: u64 = 64;
-/// Time for which the GPU runs a case before its first round. This warm-up is needed because clocks drop while the CPU
-/// compares.
+/// Time for which the GPU runs a case before its first round. This warm-up is needed because the GPU's clock rate drops
+/// while the CPU compares results.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
@@ -192,8 +193,8 @@ fn head() -> String {
     )
 }
 
-/// Returns the row as a line under the table's header. The times of both copies, and the spread of all times, are only
-/// in the report.
+/// Returns the row as a line under the table's header. The line does not have the times of the copies and the spread of
+/// times, which are only in the report.
 fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());

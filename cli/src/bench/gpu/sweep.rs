@@ -1,7 +1,7 @@
-//! The cases of the step bench: sizes, in cache or beyond it, and limits on blocks.
+//! The cases of the step bench and the norm bench: sizes, in the cache or beyond it, and limits on blocks.
 //!
-//! AdamW comes first, because a run may be interrupted. This file does not check the size of memory. The bench reports
-//! each case that does not fit.
+//! AdamW is the first optimizer, so that an interrupted run has its rows. Some cases may not fit into memory. The bench
+//! skips these cases and reports them.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ use crate::bench::cases::{self, Cache, WORLD_SIZE};
 use crate::bench::precisions::{Kind, storage};
 use crate::bench::sizes::GPU_BYTES;
 
-/// Number of segments in a typical DDP bucket: 25 MiB of 50 parameters.
+/// The number of parameters in a typical bucket of DDP, which has 25 MiB of gradients.
 const BUCKET_SEGMENTS: usize = 50;
 const BUCKET_ELEMENTS: usize = (25 << 20) / 4;
 
@@ -30,7 +30,7 @@ pub(super) enum Blocks {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Case {
-    /// Null for a norm, which does not depend on the optimizer.
+    /// The optimizer's name; null for a norm, because a norm does not depend on the optimizer.
     pub(super) optimizer: Option<String>,
     pub(super) precision: String,
     #[serde(skip)]
@@ -46,7 +46,7 @@ pub(super) struct Case {
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
-    /// Null: no limit.
+    /// The limit on thread blocks, or null if there is none.
     pub(super) max_blocks: Option<u32>,
     /// Whether gradients and states are 0.
     pub(super) zeros: bool,
@@ -78,16 +78,16 @@ impl Blocks {
     }
 }
 
-/// Returns the cases of all steps, by optimizer and precision. Within each precision, sizes ascend, and the bucket of
-/// many segments is last.
+/// Returns the cases of the step bench, ordered by optimizer and then by precision. Within each precision, sizes
+/// ascend, and the bucket with many segments is last.
 pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let mut rules = options.optimizers();
     rules.sort_by_key(|rule| rule.name() != "adamw");
     cases(options, cuda, &rules, Work::Step)
 }
 
-/// Returns the cases of all norms, in the same order. Their buckets are made for SGD, which has no states that take
-/// memory.
+/// Returns the cases of the norm bench, ordered by precision. The buckets are made for SGD, because SGD has no states
+/// and so takes the least memory.
 pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let rules = cases::Case::all().into_iter().filter(|rule| rule.name() == "sgd");
     cases(options, cuda, &rules.collect::<Vec<_>>(), Work::Norm)
@@ -132,7 +132,7 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
 }
 
 impl Case {
-    /// Returns the name of the optimizer, or of another timed kernel.
+    /// Returns the name of the optimizer, or `norm` for a norm.
     pub(super) fn name(&self) -> &str {
         self.optimizer.as_deref().unwrap_or("norm")
     }
@@ -149,7 +149,7 @@ impl Case {
         self.elements as u64 * (grad + stepped)
     }
 
-    /// Returns whether the case and a copy that moves as many bytes fit into half of the cache.
+    /// Returns whether the arrays of the case, and as many bytes again for a copy, fit into half of the cache.
     fn is_resident(&self, l2_bytes: u64) -> bool {
         4 * self.footprint() <= l2_bytes
     }

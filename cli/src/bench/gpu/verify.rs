@@ -1,10 +1,10 @@
-//! Fills the memory of a case. Before the case is timed, this module compares two of its steps with the host device,
-//! byte by byte.
+//! Fills the memory of a case. Before the case is timed, this module compares the result of two steps with the result
+//! on the host, byte by byte.
 //!
 //! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements. If an update
 //! depends on the whole parameter, the host computes the whole parameter. Cases of up to [`WHOLE`] elements are
-//! compared in full. In larger cases, only the ranges of [`tiles`] are compared, because a full comparison takes
-//! seconds in which the GPU's clocks drop.
+//! compared in full. In larger cases, only the ranges that [`tiles`] returns are compared. A full comparison would take
+//! seconds, and the GPU's clock rate would drop meanwhile.
 
 use std::ops::Range;
 
@@ -28,15 +28,15 @@ const WHOLE: u64 = 16 << 20;
 const TILES: u64 = 16;
 const SEED: u64 = 1;
 
-/// The compared elements, and the first difference.
+/// The result of a comparison: the number of compared elements, and the first difference.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Compared {
-    /// The number of compared elements of each kind of tensor ([`Memory`]).
+    /// The number of elements that were compared in each kind of tensor ([`Memory`]).
     pub(super) elements: u64,
-    /// The number of all elements of each kind of tensor ([`Memory`]).
+    /// The number of elements that each kind of tensor has, compared or not.
     pub(super) of: u64,
     pub(super) sample: String,
-    /// Null if all bytes equal those of the host.
+    /// The first difference as a text; null if all bytes equal those of the host.
     pub(super) mismatch: Option<String>,
 }
 
@@ -128,7 +128,8 @@ impl Expected {
         Ok(compared)
     }
 
-    /// Makes one parameter with these elements on the host.
+    /// Makes a launcher on the host with one parameter of `len` elements. They have the values of the case's elements
+    /// from `first` on.
     fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
         let layout = Layout::builder().param("w", len).build()?;
         let optimizer = self.rule.optimizer()?;
@@ -142,7 +143,7 @@ impl Expected {
     }
 }
 
-/// Returns the first difference in any tensor, within a part of a unit.
+/// Compares a part of a unit in every tensor, and returns the first difference.
 fn difference(
     case: &Case,
     launcher: &mut GpuLauncher,
@@ -178,7 +179,8 @@ fn difference(
 }
 
 /// Returns the ranges to compare: either all elements, or [`TILES`] ranges of one period. The first and the last range
-/// are at the ends. The remaining ranges are between them, each at a random place in one of several equal parts.
+/// are at the ends. The space between these two is divided into equal parts, and each part has one range at a random
+/// place.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);
@@ -193,7 +195,7 @@ fn tiles(all: u64) -> Vec<Range<u64>> {
     firsts.map(|first| first..first + tile).collect()
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// Returns a random number that SplitMix64 (Steele, Lea and Flood 2014) computes from `seed`.
 fn random(seed: u64) -> u64 {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
