@@ -540,7 +540,7 @@ def built(name, lane, file, old, new, phrase):
         plant(tree / place(file), name, old, new)
     # The build takes longer than the tests.
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
-                       CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
+                       CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only", CXXFLAGS="-O1")
     return subprocess.run(["cargo", "test", "-q", "-p", "instep", *TESTS[lane]], cwd=tree, env=environment,
                           capture_output=True, text=True, timeout=LONGEST_S)
 
@@ -548,7 +548,8 @@ def built(name, lane, file, old, new, phrase):
 def interpreted(python, name, lane, file, old, new, phrase):
     """Runs tests of the Python package with a copy of the package: the installed native half, and the tree's sources.
 
-    With a fault, only the tests of the report's phrase run, because other tests could only fail for another reason.
+    With a fault, only the tests of the report's phrase run, because other tests could only fail for another reason. The
+    first failure ends them, because a later test might wait for ever.
     """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "python/instep"
@@ -562,7 +563,7 @@ def interpreted(python, name, lane, file, old, new, phrase):
         files = [path for path in PYTHON[lane] if phrase is None or phrase in (ROOT / path).read_text()]
         if not files:
             sys.exit(f"{name}: no test of the {lane} lane is called {phrase}")
-        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *(["-k", phrase] if phrase else [])]
+        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *(["-x", "-k", phrase] if phrase else [])]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
 
 
@@ -589,12 +590,16 @@ def main():
             if plain.returncode:
                 sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
             sound.add(lane)
-        done = run.get(lane, judged)(name, lane, file, old, new, phrase)
-        caught = done.returncode != 0 and phrase in done.stdout + done.stderr
+        try:
+            done = run.get(lane, judged)(name, lane, file, old, new, phrase)
+            said = done.stdout + done.stderr
+            caught = done.returncode != 0 and phrase in said
+        except subprocess.TimeoutExpired as waited:
+            caught, said = False, str(waited)
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
         if not caught:
-            print(f"{done.stdout}{done.stderr}", file=sys.stderr)
+            print(said, file=sys.stderr)
     sys.exit(1 if missed else 0)
 
 

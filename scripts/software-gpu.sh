@@ -31,13 +31,13 @@ ln -sfn libnccl.so.2 "$folder/libnccl.so"
 # this GPU's trace, the other plays races, which this GPU names.
 usual=(cuda:: bucket_step::gpu bucket_step::one_launch kernels::shared_launches --skip cuda::gpu::large --skip cuda::gpu::conversions --skip rank_of_several)
 
-# [TREE TARGET]: builds a tree's tests of a GPU and lets them find this one
+# [TREE TARGET]: builds a tree's tests of a GPU and lets them find this one. A copy's run once, so they are not optimised.
 prepare() {
     local made
     NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
     export NVCC
-    made=$(cargo rustc -q --manifest-path "${1:-.}/Cargo.toml" --target-dir "${2:-$target}" -p instep --features cuda --test main \
-        --message-format=json-render-diagnostics -- --cfg gpu_only | python3 -c '
+    made=$(cargo rustc -q --manifest-path "${1:-.}/Cargo.toml" --target-dir "${2:-$target}" ${1:+--config profile.dev.opt-level=0} \
+        -p instep --features cuda --test main --message-format=json-render-diagnostics -- --cfg gpu_only | python3 -c '
 import json, sys
 made = [json.loads(line) for line in sys.stdin]
 print(*(m["executable"] for m in made if m.get("executable")))

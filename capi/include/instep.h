@@ -433,7 +433,7 @@ typedef struct {
   const float *found_inf;
 } instep_scaling;
 
-// A number of the trainer. A checkpoint stores it in addition to the stepper.
+// A named number of the caller, such as the epoch. A checkpoint stores it beside the stepper's values.
 typedef struct {
   // The number's name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
   const char *name;
@@ -1089,9 +1089,8 @@ instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_los
 
 // Reads a norm of the last pass's averaged gradients, and whether this norm is known. If `group` is null, this is the
 // group "default". If the group is clipped alone, the norm covers only this group. If the group is not clipped, the
-// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. The norm is not known
-// while the norm in instep_pass_status is not known. After instep_stepper_rebuild_buckets it is not known until the
-// next pass.
+// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. No norm is
+// known until instep_pass_status has one, or between instep_stepper_rebuild_buckets and the next pass.
 //
 // Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,

@@ -20,7 +20,7 @@ pub const INSTEP_INTEGER: u32 = 1;
 /// The kind of an instep_scalar after a load, if the checkpoint has no number of its name.
 pub const INSTEP_ABSENT: u32 = 2;
 
-/// A number of the trainer. A checkpoint stores it in addition to the stepper.
+/// A named number of the caller, such as the epoch. A checkpoint stores it beside the stepper's values.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scalar {

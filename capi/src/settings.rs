@@ -205,9 +205,8 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
 
 /// Reads a norm of the last pass's averaged gradients, and whether this norm is known. If `group` is null, this is the
 /// group "default". If the group is clipped alone, the norm covers only this group. If the group is not clipped, the
-/// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. The norm is not known
-/// while the norm in instep_pass_status is not known. After instep_stepper_rebuild_buckets it is not known until the
-/// next pass.
+/// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. No norm is
+/// known until instep_pass_status has one, or between instep_stepper_rebuild_buckets and the next pass.
 ///
 /// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]

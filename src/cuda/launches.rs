@@ -182,9 +182,10 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks with which a share is one large tile, or enough smaller tiles to move about
-/// [`SHARE_BYTES`]. If another kernel runs, such as NCCL's, it takes a part of the GPU's slots. Blocks without a slot
-/// start when other blocks end. Blocks with short shares end soon, so the others do not wait long.
+/// Returns the number of blocks to launch. Each block's share of the tiles is then one large tile, or several smaller
+/// tiles that together move about [`SHARE_BYTES`]. If another kernel runs, such as NCCL's, it takes a part of the GPU's
+/// slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so the others do not
+/// wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };

@@ -223,7 +223,8 @@ impl StepCount {
     /// Counts must be below this number, so that they cannot overflow later.
     const END: u64 = 1 << 63;
 
-    /// Converts the count to a record's progress. `carries` says whether the parameter's optimizers carry a number.
+    /// Converts the count to a record's progress. `carries` says whether the parameter's optimizers need a
+    /// scalar of earlier passes, such as NAdam's product of momenta.
     ///
     /// # Errors
     /// `Config` for a count of 2^63 or more. If the optimizers carry a number: `Config` for a count above 0 without a

@@ -202,7 +202,8 @@ impl Bucket {
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns the offset of a gradient or a count in the bucket's gradients in the host's memory.
+    /// Converts an element's number in the arena to its offset in the host's memory for the bucket's gradients. The
+    /// element is a gradient, or the number of ranks that used a parameter.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {

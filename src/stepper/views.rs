@@ -261,7 +261,7 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns a tensor in place for writing. Between passes, `tensor` can be any tensor. In a pass, it can only be a
+    /// Returns the memory of a tensor, for writing. Between passes, `tensor` can be any tensor. In a pass, it can only be a
     /// gradient. The tensor then counts as written, as after [`write`](Self::write).
     ///
     /// ```

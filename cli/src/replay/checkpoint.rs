@@ -42,8 +42,8 @@ impl Resumed {
     /// Builds the stepper and loads the checkpoint.
     ///
     /// # Errors
-    /// `Config` if the configuration asks for a value that the checkpoint lacks. `Tensors` if the file is damaged or
-    /// another optimizer, precision or model saved it.
+    /// `Config` if the configuration asks for a value that the checkpoint lacks. `Tensors` if the file is damaged, or
+    /// if it was saved with another optimizer, another precision or another model.
     pub(super) fn new<R: Read + Seek>(
         config: Config,
         mut source: R,
