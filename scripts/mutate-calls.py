@@ -82,7 +82,10 @@ def environment(folder, variable=None, value=None):
 def run(tests, test, variables):
     """The output of a test, and whether the test passes. It runs on one thread, so that a number means one call."""
     command = [tests, "-q", "--nocapture", "--test-threads", "1", "--include-ignored", test]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired as waited:
+        return False, str(waited)
     if not done.returncode and "ok. 0 passed" in done.stdout:
         sys.exit(f"no test is called {test}")
     return done.returncode == 0, done.stdout + done.stderr
@@ -104,6 +107,7 @@ def planted(kernels, file, old, new):
     spec.loader.exec_module(sources)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted-calls"
     tree = sources.copied(target)
+    assert file.startswith("src/"), f"{file}: the kernels would stay as they are"
     sources.plant(tree / file, file, old, new)
     return built(tree, target, INSTEP_FATBIN=kernels)[1]
 

@@ -6,7 +6,7 @@ text to replace (which occurs once), its replacement, and a phrase of the report
 has caught nothing. The tree itself is never written to.
 """
 
-import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
+import argparse, fcntl, filecmp, os, re, shutil, signal, subprocess, sys, tempfile
 from functools import partial
 from pathlib import Path
 
@@ -498,6 +498,19 @@ def plant(path, name, old, new):
     path.write_text(text.replace(old, new))
 
 
+def ended(command, **options):
+    """Runs a command. If it takes too long, ends it with all that it has started, so that nothing runs beside the next one."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+            return subprocess.CompletedProcess(command, 0, stdout, f"{stderr}\nended after {LONGEST_S} s")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
 def judged(name, lane, file, old, new, phrase):
     """Runs a lane's script on a copy of the kernels."""
     with tempfile.TemporaryDirectory() as folder:
@@ -511,7 +524,7 @@ def judged(name, lane, file, old, new, phrase):
         script, *options = LANES[lane]
         until = ["--until", phrase] if lane != "compiler" else []
         command = [sys.executable, ROOT / script, "--root", folder, *until, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+        return ended(command)
 
 
 def copied(target):
@@ -541,8 +554,7 @@ def built(name, lane, file, old, new, phrase):
     # The build takes longer than the tests.
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
                        CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only", CXXFLAGS="-O1")
-    return subprocess.run(["cargo", "test", "-q", "-p", "instep", *TESTS[lane]], cwd=tree, env=environment,
-                          capture_output=True, text=True, timeout=LONGEST_S)
+    return ended(["cargo", "test", "-q", "-p", "instep", *TESTS[lane]], cwd=tree, env=environment)
 
 
 def interpreted(python, name, lane, file, old, new, phrase):
@@ -564,7 +576,7 @@ def interpreted(python, name, lane, file, old, new, phrase):
         if not files:
             sys.exit(f"{name}: no test of the {lane} lane is called {phrase}")
         command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *(["-x", "-k", phrase] if phrase else [])]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
+        return ended(command, cwd=ROOT, env=environment)
 
 
 def main():
@@ -590,12 +602,9 @@ def main():
             if plain.returncode:
                 sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
             sound.add(lane)
-        try:
-            done = run.get(lane, judged)(name, lane, file, old, new, phrase)
-            said = done.stdout + done.stderr
-            caught = done.returncode != 0 and phrase in said
-        except subprocess.TimeoutExpired as waited:
-            caught, said = False, str(waited)
+        done = run.get(lane, judged)(name, lane, file, old, new, phrase)
+        said = done.stdout + done.stderr
+        caught = done.returncode != 0 and phrase in said
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
         if not caught:

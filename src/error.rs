@@ -167,7 +167,7 @@ pub enum Error {
     /// A checkpoint was complete when it was checked, but could not be read to its end during the load. Each tensor has
     /// either its old or its new value. Load a complete checkpoint before the next pass.
     #[error(
-        "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a whole one before the next pass"
+        "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a complete one before the next pass"
     )]
     PartlyLoaded {
         /// Number of tensors that were loaded.

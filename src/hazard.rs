@@ -208,7 +208,7 @@ impl<'plan> Checker<'plan> {
         let bucket = &self.plan.buckets()[bucket as usize];
         let memories = Memory::of_bucket(bucket, self.states);
         for memory in memories.flat_map(|memory| [memory, memory.of_step(self.plan)]) {
-            let elements = if memory.counts_gradients() {
+            let elements = if memory.has_gradient_offsets() {
                 bucket.start..bucket.start + bucket.len
             } else {
                 bucket.params.clone()

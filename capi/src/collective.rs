@@ -158,7 +158,7 @@ impl Collective for Foreign {
         let failed = |code, message: String| {
             Err(Error::Collective { rank: self.rank, call: "enqueue", code, message })
         };
-        if !self.knows(call.kind) {
+        if !self.supports(call.kind) {
             return Err(call.unknown_kind());
         }
         let Ok(dtype) = of_dtype(call.dtype) else {

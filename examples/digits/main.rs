@@ -230,7 +230,7 @@ fn refuse(flags: &Flags) -> instep::Result<()> {
     if let Some(ranks) = flags.shard_size
         && flags.strategy == StrategyName::Ddp
     {
-        let wrong = "every rank keeps everything";
+        let wrong = "every rank has all values";
         return Err(instep::Error::config("shard_size", ranks, wrong, "use --strategy zero or fsdp"));
     }
     if flags.ranks as usize > GLOBAL_BATCH {

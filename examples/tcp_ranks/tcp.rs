@@ -308,7 +308,7 @@ impl Collective for Tcp {
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         self.shared.refuse()?;
-        if !self.knows(call.kind) {
+        if !self.supports(call.kind) {
             return Err(call.unknown_kind());
         }
         let (source, since) = (call.source()?, Instant::now());

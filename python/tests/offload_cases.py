@@ -4,6 +4,8 @@ same bits.
 
 import contextlib
 import copy
+import functools
+import math
 import random
 import threading
 import time
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import hosted
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -30,8 +33,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from instep.torch import FusedOptimizer, offload
+from instep.torch import FusedOptimizer, offload, register_fsdp
 from instep.torch._offload_engine import Offload
+from instep.torch._offload_fsdp import records_of
 from instep.torch._offload_simulated import Simulated
 
 
@@ -81,6 +85,7 @@ def in_fsdp(
                 loss = loss * float("inf") if scales and step == 2 and rank == world - 1 else loss
                 (loss if scaler is None else scaler.scale(loss)).backward()
         assert all(map(torch.equal, *losses)), f"step {step}: {losses}"
+        assert all(param.grad is None for param in ours.parameters())
         for optimizer, scaler in zip((stepped, wanted), scalers):
             if scaler is None:
                 optimizer.step()
@@ -283,6 +288,99 @@ def held(
         grads = [shard_of(param.grad) for param in root.parameters()]
         gradient_bytes = sum(grad.numel() * grad.itemsize for grad in grads)
     return {"page_locked_bytes": found[0][0], "kept_bytes": found[0][1], "gradient_bytes": gradient_bytes}
+
+
+class Late:
+    """FSDP's event after a copy that has not ended when FSDP calls the hook: until a wait, the gradient reads as NaN."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad, self.values = grad, grad.clone()
+        grad.fill_(math.nan)
+
+    def synchronize(self) -> None:
+        self.grad.copy_(self.values)
+
+    def query(self) -> bool:
+        return torch.equal(self.grad, self.values)
+
+
+def copied_late(rank: int, world: int, beside: Optional[int]) -> None:
+    """Steps wait for the copies of gradients to the host, also if unit ``beside`` stays on the device."""
+    torch.manual_seed(3)
+    ours = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    theirs = copy.deepcopy(ours)
+    policy = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
+    for number, layer in enumerate(ours):
+        fully_shard(layer, **({} if number == beside else policy))
+        fully_shard(theirs[number])
+    fully_shard(ours, **policy)
+    fully_shard(theirs)
+
+    def delay(param: Tensor, record: Any) -> None:
+        record.grad_offload_event = Late(shard_of(param.grad))
+
+    late = [record for record in records_of(ours).values() if record.offload_to_cpu]
+    assert len(late) == (6 if beside is None else 4)
+    for record in late:
+        record.sharded_param.register_post_accumulate_grad_hook(functools.partial(delay, record=record))
+    stepped = (offload if beside is None else register_fsdp)(ours, "adamw", lr=0.01)
+    wanted = FusedOptimizer(theirs.parameters(), "adamw", lr=0.01)
+    for step in range(3):
+        x = torch.randn(4, 6)
+        for side in (ours, theirs):
+            side(x).pow(2).sum().backward()
+        wanted.step()
+        stepped.wait()
+        assert_equal(ours, theirs, step)
+        for side in (stepped, wanted):
+            side.zero_grad()
+    if beside is None:
+        end(ours, stepped)
+
+
+def end(ours: nn.Module, stepped: Any) -> None:
+    """After `close`, backward raises, and everything else still returns."""
+
+    class Closing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            with pytest.raises(RuntimeError, match=r"close\(\) inside backward"):
+                stepped.close()
+            return grad
+
+    ours(Closing.apply(torch.randn(4, 6, requires_grad=True))).sum().backward()
+    stepped.close()
+    with pytest.raises(RuntimeError, match="closed, so nothing steps this gradient"):
+        ours(torch.randn(4, 6)).sum().backward()
+    stepped.close()
+    assert stepped.state_dict()["state"]
+    ours.state_dict()
+    stepped.zero_grad(set_to_none=False)
+    stepped.last_norm()
+
+
+def beside_the_trainer(rank: int, world: int, scales: bool, **options: Any) -> None:
+    """Backward returns before the last step of its pass ends, also with a clip and a scaler."""
+    base = make("gpt", torch.float32)
+    ours = shard(base, offload=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if scales else None
+    stepped = offload(ours, "adamw", lr=0.01, grad_scaler=scaler, **options)
+    has_returned, seen, end = threading.Event(), [], stepped._offload._end
+
+    def wait_and_end(*given: Any) -> None:
+        seen.append(has_returned.wait(10))
+        end(*given)
+
+    stepped._offload._end = wait_and_end
+    loss = loss_of(ours, base.batch())
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    has_returned.set()
+    stepped.wait()
+    assert seen == [True]
 
 
 def note_reads(model: nn.Module) -> dict[str, Tensor]:

@@ -70,6 +70,23 @@ def test_shards_have_the_bits_of_steps_with_the_same_gradients(one, two, options
         ranks.run("offload_cases", "fsdp_on_device", **options)
 
 
+@pytest.mark.parametrize("options", [{"scales": False}, {"scales": False, "max_norm": 0.1}, {"scales": True}], ids=str)
+def test_backward_returns_before_its_last_step_ends(two, options):
+    two.run("offload_cases", "beside_the_trainer", **options)
+
+
+@pytest.mark.parametrize("beside", [None, 1])
+def test_steps_wait_for_copies_that_end_after_the_hook(one, two, beside):
+    for ranks in (one, two):
+        ranks.run("offload_cases", "copied_late", beside=beside)
+
+
+@pytest.mark.parametrize("option", [{"bucket_bytes": 1}, {"ring_bytes": 1}, {"accumulate": "host"}], ids=str)
+def test_options_of_buckets_are_refused_where_units_are_the_buckets(one, option):
+    with pytest.raises(AssertionError, match=f"{next(iter(option))}.*: FSDP's units are the buckets"):
+        one.run("offload_cases", "in_fsdp", **option)
+
+
 def test_a_checkpoint_that_is_saved_beside_a_step_is_loaded_at_other_numbers_of_ranks(one, two, four, tmp_path):
     two.run("offload_cases", "save", folder=str(tmp_path))
     found = [ranks.run("offload_cases", "load", folder=str(tmp_path))[0] for ranks in (one, two, four)]

@@ -81,7 +81,7 @@ impl GpuLauncher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let constants = StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) };
         let driver = Arc::clone(cuda.driver());
-        let no_calls = Arc::new(NoCalls { rank: 0, world_size, is_foreseen: false });
+        let no_calls = Arc::new(NoCalls { rank: 0, world_size, supports_all: false });
         let blueprint = Blueprint {
             plan: Arc::clone(&plan),
             assignment: Arc::new(Assignment::uniform(layout, &plan, constants, optimizer)?),

@@ -133,7 +133,7 @@ impl Own {
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
-            own.scaler = stepper.takes_scaler_state(state)?.then_some(state);
+            own.scaler = stepper.accepts_scaler_state(state)?.then_some(state);
         }
         let clips = stepper.clips_by_previous_norm();
         own.previous_norm = own.previous_norm.filter(|_| clips);

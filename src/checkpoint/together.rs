@@ -121,9 +121,9 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
             let end = first_bytes + ELEMENT_BYTES * elements;
             file.set_len(end).map_err(failed)?;
             let start = Start { number, first_bytes, rank_0s };
-            tell(stepper, Ok(start))?;
+            broadcast_start(stepper, Ok(start))?;
             let own = write_parts(stepper, file, start, &outline.tensors);
-            let all = stepper.say(&report(&own))?;
+            let all = stepper.gather_messages(&report(&own))?;
             let own = own?;
             checksums.extend(joined(&outline.tensors, own, &all)?);
             file.seek(SeekFrom::Start(end)).map_err(failed)?;
@@ -132,7 +132,7 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
     });
     // If this rank failed before its first message, this message is its first. If the group has failed, no rank
     // receives the message.
-    let told = tell(stepper, outcome.clone().map(|()| Start::default()));
+    let told = broadcast_start(stepper, outcome.clone().map(|()| Start::default()));
     outcome.and(told.map(drop))
 }
 
@@ -147,7 +147,7 @@ fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
             file.sync_all().map_err(failed)?;
             Ok(written)
         });
-        stepper.say(&report(&own))?;
+        stepper.gather_messages(&report(&own))?;
     }
     let end = hear(stepper);
     own.and(end.map(drop))
@@ -219,7 +219,7 @@ fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
 }
 
 /// Sends a `Start` to all ranks, or the error with which rank 0 has failed.
-fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
+fn broadcast_start<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     let (numbers, text) = match said {
         Ok(Start { number, first_bytes, rank_0s }) => {
             ([0, number, first_bytes, rank_0s.into()], String::new())
@@ -231,13 +231,13 @@ fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     front.copy_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
     let shown = text.len().min(rest.len());
     rest[..shown].copy_from_slice(&text.as_bytes()[..shown]);
-    stepper.tell(&mut word)
+    stepper.broadcast_message(&mut word)
 }
 
 /// Receives rank 0's message.
 fn hear<D: Device>(stepper: &Stepper<D>) -> Result<Start> {
     let mut word = [0; WORD_BYTES];
-    stepper.tell(&mut word)?;
+    stepper.broadcast_message(&mut word)?;
     let (front, text) = word.split_at(WORD_FRONT_BYTES);
     let mut numbers = front.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
     let mut next = || numbers.next().unwrap_or(0);

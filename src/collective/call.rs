@@ -293,7 +293,7 @@ impl<'a> Call<'a> {
         if is_sharded { world_size.into() } else { 1 }
     }
 
-    /// Returns the error for a collective that does not support this [kind](Collective::knows) of call.
+    /// Returns the error for a collective that does not support this [kind](Collective::supports) of call.
     pub fn unknown_kind(&self) -> Error {
         refused_kind(self.key.kind)
     }

@@ -28,7 +28,7 @@ pub(crate) use sums::NoCalls;
 pub use sums::Sums;
 
 pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
-    let remedy = "use Strategy::Replicated, or a collective that knows it";
+    let remedy = "use Strategy::Replicated, or a collective that supports it";
     Error::unsupported(kind, "this collective cannot make one", remedy)
 }
 
@@ -40,8 +40,8 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 ///
 /// An implementation must not divide sums, because the step divides by the number of ranks. Every rank must receive the
 /// same bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
-/// [`mismatch`](CallKey::mismatch) instead of hanging. If an implementation does not support a [kind](Self::knows) of
-/// call, it returns `Unsupported`.
+/// [`mismatch`](CallKey::mismatch) instead of hanging. If an implementation does not support a [kind](Self::supports)
+/// of call, it returns `Unsupported`.
 ///
 /// # Ordering
 /// A stepper makes the calls of one rank from one thread at a time. The order of the calls is the same on every rank.
@@ -76,9 +76,9 @@ pub trait Collective: Send + Sync {
     /// Returns whether this collective supports calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs
     /// only all-reduce and broadcast. Building a stepper with another strategy returns an error if the collective does
     /// not support a kind that the strategy needs.
-    fn knows(&self, kind: CollectiveKind) -> bool {
+    fn supports(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
-        self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
+        self.inner().map_or(is_of_whole, |inner| inner.supports(kind))
     }
 
     /// Makes another communicator of the same ranks. Calls on it are not ordered with calls on this communicator, so

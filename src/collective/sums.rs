@@ -65,7 +65,7 @@ impl Sums {
     /// Returns a `Sums` for a caller that sums gradients itself, on rank `rank` of `world_size` ranks. The stepper's
     /// strategy must be [`Replicated`](crate::Strategy::Replicated).
     pub fn by_caller(rank: u32, world_size: u32) -> Sums {
-        Sums { comm: Arc::new(NoCalls { rank, world_size, is_foreseen: false }), are_by_caller: true }
+        Sums { comm: Arc::new(NoCalls { rank, world_size, supports_all: false }), are_by_caller: true }
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct NoCalls {
     pub(crate) world_size: u32,
     /// Whether this communicator reports that it supports the calls of every strategy. This is safe because no calls
     /// are made.
-    pub(crate) is_foreseen: bool,
+    pub(crate) supports_all: bool,
 }
 
 impl Collective for NoCalls {
@@ -119,8 +119,8 @@ impl Collective for NoCalls {
         true
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        self.is_foreseen || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    fn supports(&self, kind: CollectiveKind) -> bool {
+        self.supports_all || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {

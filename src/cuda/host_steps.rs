@@ -77,7 +77,7 @@ impl HostSteps {
         // The runner does not get the device's communicators. If the device hangs, its drop leaks the runner, which
         // would keep them alive.
         let no_calls =
-            NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), is_foreseen: false };
+            NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), supports_all: false };
         let parts = Parts {
             plan: Arc::clone(plan),
             memories: Arc::clone(&memories),

@@ -258,7 +258,7 @@ impl Collective for InProcess {
         true
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         true
     }
 
@@ -385,7 +385,7 @@ impl Collective for Solo {
         true
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         true
     }
 

@@ -292,13 +292,13 @@ fn average_weight(beta: f64) -> (u32, f32) {
 
 /// Divides segments of a bucket into tiles. `record` returns the index of a segment's record in the launch's round, and
 /// `first_record` the index of its record in the first round. All offsets count from the start of this rank's part of
-/// the bucket. With `counts_absent`, a segment that has no elements on this rank gets a tile without elements.
+/// the bucket. With `with_empty_tiles`, a segment that has no elements on this rank gets a tile without elements.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
     segments: &[u32],
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
-    counts_absent: bool,
+    with_empty_tiles: bool,
 ) -> Vec<InstepTile> {
     // If the step writes averaged gradients, it writes them after each run of tiles. Each run is then one tile long, so
     // that the gradients are still in the GPU's cache.
@@ -330,7 +330,7 @@ pub(super) fn tiles(
             tiles.push(tile(at, count));
             at += count;
         }
-        if counts_absent && kept.is_empty() && segment.len > 0 {
+        if with_empty_tiles && kept.is_empty() && segment.len > 0 {
             // All elements of the segment are on other ranks. A tile without elements makes this rank count the update
             // too.
             tiles.push(InstepTile { grad_offset: 0, state_offset: 0, ..tile(kept.start, 0) });

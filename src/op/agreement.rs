@@ -204,7 +204,7 @@ impl Words {
     }
 
     /// Calls `write` with the buffers of the parts that may change, and stores the number that `write` returns.
-    pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
+    pub(crate) fn update(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.swap(0, 1);
         let Recent { number, assigned, hyperparameters, loaded } = &mut recent[0];

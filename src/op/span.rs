@@ -82,7 +82,7 @@ impl Memory {
     }
 
     /// Returns whether the memory's elements have the offsets of gradients instead of the offsets of parameters.
-    pub(crate) fn counts_gradients(self) -> bool {
+    pub(crate) fn has_gradient_offsets(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
@@ -149,8 +149,9 @@ impl Span {
     /// Panics if the memory holds no tensors.
     pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
         let byte = |at: u64| {
-            let first =
-                |bucket: &Bucket| if memory.counts_gradients() { bucket.start } else { bucket.params.start };
+            let first = |bucket: &Bucket| {
+                if memory.has_gradient_offsets() { bucket.start } else { bucket.params.start }
+            };
             let next = plan.buckets().partition_point(|bucket| first(bucket) <= at);
             // Every plan has a bucket, and the first one starts at 0.
             byte_at(memory, &plan.buckets()[next - 1], at)
@@ -171,7 +172,7 @@ impl Span {
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
     pub fn whole(memory: Memory, plan: &Plan) -> Span {
-        let len = if memory.counts_gradients() { plan.grads_len() } else { plan.arena_len() };
+        let len = if memory.has_gradient_offsets() { plan.grads_len() } else { plan.arena_len() };
         Span::elements(memory, plan, 0, len)
     }
 
@@ -230,7 +231,7 @@ impl Span {
     /// Returns the span of one parameter's tensor in a memory. If the memory contains only this rank's shards, returns
     /// the span of this rank's part of the tensor.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
-        let start = if memory.counts_gradients() { segment.grad_start } else { segment.start };
+        let start = if memory.has_gradient_offsets() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 

@@ -19,7 +19,7 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// The user's function gets the call, and the inner communicator of the call's group. On the host, the function fills
 /// [`Call::target`] from [`Call::source`]. On a GPU, it enqueues work on [`Call::stream`]. If several ranks receive the
 /// same value, they must receive the same bits. Steppers may use every kind of call for which a function is set, even
-/// if `comm` does not support this [kind](Collective::knows).
+/// if `comm` does not support this [kind](Collective::supports).
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -101,8 +101,8 @@ impl Collective for CustomCalls {
         self.comm.world_size()
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        self.ways[kind as usize].is_some() || self.comm.knows(kind)
+    fn supports(&self, kind: CollectiveKind) -> bool {
+        self.ways[kind as usize].is_some() || self.comm.supports(kind)
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {

@@ -166,7 +166,7 @@ impl<C: Collective> Collective for Compressed<C> {
         dtype == DType::F32
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
+    fn supports(&self, kind: CollectiveKind) -> bool {
         matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
@@ -186,7 +186,7 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        if !self.knows(call.kind) {
+        if !self.supports(call.kind) {
             return Err(call.unknown_kind());
         }
         if call.kind != CollectiveKind::AllReduce {

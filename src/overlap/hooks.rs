@@ -129,7 +129,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         dtype == DType::F32
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
+    fn supports(&self, kind: CollectiveKind) -> bool {
         matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
@@ -139,7 +139,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        if !self.knows(call.kind) {
+        if !self.supports(call.kind) {
             return Err(call.unknown_kind());
         }
         if call.kind != CollectiveKind::AllReduce {

@@ -176,7 +176,7 @@ impl Schedule {
     /// Returns whether the bucket was handed over in the open pass. If it was, no rank may unshard it again, because
     /// ranks hand a bucket over at different times. A frozen bucket is never handed over, so backward may still unshard
     /// it.
-    pub fn is_launched(&self, bucket: u32) -> bool {
+    pub fn is_bucket_handed_over(&self, bucket: u32) -> bool {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 

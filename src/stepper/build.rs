@@ -23,7 +23,7 @@ use crate::pool::Pool;
 use crate::schedule::{Decision, Mode, Policy, Schedule};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::offload::refuse_averages;
-use crate::stepper::shards::refuse_whole_work;
+use crate::stepper::shards::refuse_full_work;
 use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::hypers::Rates;
@@ -137,7 +137,7 @@ impl StepperBuilder<'_> {
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan, constants)?);
         optimizers.refuse_storage(&plan)?;
-        refuse_whole_work(self.layout, &plan, &assignment, &*comm)?;
+        refuse_full_work(self.layout, &plan, &assignment, &*comm)?;
         refuse_averages(self.layout, &plan)?;
         let grads = plan.storages().iter().map(|storage| storage.precision.grad);
         if let Some(grad) = { grads }.find(|grad| !comm.sums(*grad)) {
@@ -168,7 +168,7 @@ impl StepperBuilder<'_> {
             borrowed,
             timed: self.record,
         })?;
-        let borrows_behind_masters = plan.is_foreign();
+        let borrows_params = plan.is_foreign();
         let params_written = ParamsWritten::new(&plan, are_by_caller);
         let mut stepper = Stepper {
             layout: self.layout.clone(),
@@ -193,7 +193,7 @@ impl StepperBuilder<'_> {
             params_written,
             run: RefCell::new(Run::new(schedule, device, self.record)),
         };
-        if borrows_behind_masters {
+        if borrows_params {
             stepper.derive_masters()?;
         }
         Ok(stepper)
@@ -304,9 +304,9 @@ impl StepperBuilder<'_> {
             "max_unsharded" = shown(self.max_unsharded), if !is_fsdp && self.max_unsharded.is_some()
                 => "every rank has all parameters all the time", "use Strategy::Fsdp";
             "shard_size" = shown(self.shard_size), if !is_sharded && self.shard_size.is_some()
-                => "every rank keeps everything", "use Strategy::Zero or Strategy::Fsdp";
+                => "every rank has all values", "use Strategy::Zero or Strategy::Fsdp";
             "accumulation" = "Summed", if is_summed && !is_sharded
-                => "every rank keeps whole gradients", "use Strategy::Zero or Strategy::Fsdp";
+                => "every rank has full gradients", "use Strategy::Zero or Strategy::Fsdp";
             "accumulation" = "Summed", if is_summed && is_uneven
                 => "a rank without data does not know how many micro-batches the others make",
                 "use Accumulation::Local";

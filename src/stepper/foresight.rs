@@ -52,7 +52,7 @@ impl StepperBuilder<'_> {
         cost: impl FnMut(&Op, u64) -> u64 + Send + 'static,
     ) -> Result<Foresight> {
         let cost: Cost = Box::new(cost);
-        let comm = NoCalls { rank, world_size, is_foreseen: true };
+        let comm = NoCalls { rank, world_size, supports_all: true };
         let stepper = self.assemble(comm.into(), None, |parts| {
             Ok((Forecast::new(parts.plan, &parts.assignment, cost)?, parts.comms))
         })?;

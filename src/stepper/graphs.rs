@@ -107,7 +107,7 @@ impl Stepper<CudaDevice> {
         let _ = run.settle();
         let captured = run.device.end_capture();
         // Nothing in the capture has run, so stream positions from it are invalid outside.
-        run.forgive();
+        run.drop_deferred_waits();
         run.schedule.set_pass(pass);
         run.schedule.set_late_unused(late_unused);
         (self.rates.step, self.abandoned) = (step, abandoned);

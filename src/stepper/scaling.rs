@@ -149,7 +149,7 @@ impl<D: Device> Stepper<D> {
 
     /// Returns whether the loss scale is dynamic. If it is dynamic, returns an error for a state that
     /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
-    pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
+    pub(crate) fn accepts_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
             state.validate(self.divisor)?;
         }

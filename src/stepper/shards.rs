@@ -126,7 +126,7 @@ impl StepperBuilder<'_> {
         let always = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather, CollectiveKind::Min32];
         let decides = [CollectiveKind::Sum64, CollectiveKind::Max32];
         let needed = always.iter().chain(decides.iter().filter(|_| self.decision() != Decision::None));
-        match { needed }.find(|kind| !comm.knows(**kind)) {
+        match { needed }.find(|kind| !comm.supports(**kind)) {
             Some(kind) => Err(refused_kind(*kind)),
             None => Ok(()),
         }
@@ -135,7 +135,7 @@ impl StepperBuilder<'_> {
 
 /// Refuses options that need full gradients or parameters, if the plan is sharded. Also refuses a `comm` that cannot
 /// make a needed call.
-pub(super) fn refuse_whole_work(
+pub(super) fn refuse_full_work(
     layout: &Layout,
     plan: &Plan,
     assignment: &Assignment,
@@ -159,7 +159,7 @@ pub(super) fn refuse_whole_work(
         let thing = format!("optimizer `{}`", custom.name());
         return refuse(&thing, "code of your own steps whole parameters", "use Strategy::Replicated");
     }
-    if assignment.norm_count() > 0 && !comm.knows(CollectiveKind::Sum64) {
+    if assignment.norm_count() > 0 && !comm.supports(CollectiveKind::Sum64) {
         return Err(refused_kind(CollectiveKind::Sum64));
     }
     Ok(())

@@ -106,7 +106,7 @@ impl<'s> Elements<'s> {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);
         let memory = if is_of_host { memory.of_step(plan) } else { *memory };
-        let first = if memory.counts_gradients() { segment.grad_start } else { segment.start };
+        let first = if memory.has_gradient_offsets() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), first + range.start, first + range.end)
     }
 

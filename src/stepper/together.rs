@@ -68,7 +68,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Broadcasts a message of rank 0 to all ranks.
-    pub(crate) fn tell(&self, word: &mut [u8; WORD_BYTES]) -> Result<()> {
+    pub(crate) fn broadcast_message(&self, word: &mut [u8; WORD_BYTES]) -> Result<()> {
         let span = Span { memory: Memory::Grads, start: 0, end: WORD_BYTES as u64 };
         let told = self.exchange(CollectiveKind::Broadcast, [span; 2], word, self.agreement.fixed())?;
         word.copy_from_slice(&told);
@@ -76,7 +76,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Gathers one message from each rank of a group. Every rank of the group gets all messages, in rank order.
-    pub(crate) fn say(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn gather_messages(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let piece = self.piece_bytes(size_of::<u64>());
         let lengths = self.exchange_pieces(piece, &(own.len() as u64).to_le_bytes())?;
         let length = |said: &[u8]| said.as_chunks().0.first().map_or(0, |bytes| u64::from_le_bytes(*bytes));

@@ -74,7 +74,7 @@ impl<D: Device> Stepper<D> {
         if schedule.is_full(bucket) {
             return Ok(());
         }
-        if schedule.is_launched(bucket) {
+        if schedule.is_bucket_handed_over(bucket) {
             let wrong = "its gradients are handed over in this pass, so it is resharded";
             let remedy = "hand its last gradient over after the last use of its parameters";
             return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));

@@ -199,8 +199,8 @@ impl Collective for OnStandIn {
         self.0.sums(dtype)
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        self.0.knows(kind)
+    fn supports(&self, kind: CollectiveKind) -> bool {
+        self.0.supports(kind)
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {

@@ -57,7 +57,7 @@ impl Group {
 
     fn meet(&self, seat: &Seat, pass: u64, deadline: Duration, calls: &mut Vec<Arrived>) -> Result<()> {
         let (kind, comm) =
-            (CollectiveKind::AllReduce, NoCalls { rank: 0, world_size: self.ranks, is_foreseen: false });
+            (CollectiveKind::AllReduce, NoCalls { rank: 0, world_size: self.ranks, supports_all: false });
         let key = CallKey { kind, pass, bucket: None, dtype: DType::F32, bytes: 0, agreement: 0 };
         let nothing = bytemuck::cast_slice_mut::<f32, u8>(&mut []);
         self.rendezvous.meet(seat, &Call::on_host(&comm, key, None, nothing, deadline)?, calls)

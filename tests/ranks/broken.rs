@@ -82,7 +82,7 @@ impl Collective for Broken {
         self.inner.world_size()
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         self.fault != Fault::TakesUnknown
     }
 

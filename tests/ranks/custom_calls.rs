@@ -128,8 +128,8 @@ fn calls_of_ones_own_serve_every_stream_and_group_with_the_bits_of_the_communica
 #[test]
 fn a_kind_that_a_communicator_does_not_know_is_known_with_a_way_and_an_error_of_it_ends_all_ranks() {
     let solo = CustomCalls::new(Presummed(2));
-    assert!(!solo.knows(CollectiveKind::ReduceScatter));
-    assert!(solo.with(CollectiveKind::ReduceScatter, reduce_scatter).knows(CollectiveKind::ReduceScatter));
+    assert!(!solo.supports(CollectiveKind::ReduceScatter));
+    assert!(solo.with(CollectiveKind::ReduceScatter, reduce_scatter).supports(CollectiveKind::ReduceScatter));
     let layout = layout();
     for panics in [false, true] {
         let told = in_process(3, |comm: InProcess| {

@@ -220,7 +220,7 @@ impl Collective for WithoutGroups {
         self.0.world_size()
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         true
     }
 

@@ -386,7 +386,7 @@ fn what_sums_nothing_or_differs_between_ranks_is_refused() {
     let refused =
         |builder: StepperBuilder<'_>| builder.host(instep::Solo::default()).unwrap_err().to_string();
     let whole = refused(summed(&layout).strategy(Strategy::Replicated));
-    assert!(whole.contains("every rank keeps whole gradients"), "{whole}");
+    assert!(whole.contains("every rank has full gradients"), "{whole}");
     let uneven = refused(summed(&layout).uneven_inputs(Divisor::WorldSize));
     assert!(uneven.contains("how many micro-batches"), "{uneven}");
 

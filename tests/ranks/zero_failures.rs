@@ -46,8 +46,8 @@ impl Collective for Failing {
         self.inner.world_size()
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        self.inner.knows(kind)
+    fn supports(&self, kind: CollectiveKind) -> bool {
+        self.inner.supports(kind)
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {

@@ -231,7 +231,7 @@ impl instep::Collective for WithoutSums {
         self.0.world_size()
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
+    fn supports(&self, kind: CollectiveKind) -> bool {
         kind != CollectiveKind::Sum64
     }
 

@@ -65,7 +65,7 @@ impl Collective for Presummed {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        if self.knows(call.key().kind) { Ok(()) } else { Err(call.unknown_kind()) }
+        if self.supports(call.key().kind) { Ok(()) } else { Err(call.unknown_kind()) }
     }
 
     fn abort(&self, _: &Error) {}

@@ -63,7 +63,7 @@ class Worker:
     def __init__(self, bind: Task) -> None:
         self._lane, self._home = Lane("instep steps", bind), os.getpid()
         self._idle = threading.Condition()
-        self._pending, self._is_closed = 0, False
+        self._pending, self.is_closed = 0, False
 
     def put(self, task: Task) -> None:
         """Adds a task, which the thread runs after all earlier tasks. The task must not raise."""
@@ -101,12 +101,12 @@ class Worker:
 
     def refuse_closed(self) -> None:
         """Raises after `close`, because no thread would run further work."""
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("optimizer: closed, so nothing steps this gradient; call close() after the last backward")
 
     def close(self) -> None:
         """Ends the thread after the last task."""
-        self._is_closed = True
+        self.is_closed = True
         self._lane.close()
 
 
@@ -350,10 +350,24 @@ class Offload:
             if old.size:
                 self.device.unlock(old.memory)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the threads have ended."""
+        return self.worker.is_closed
+
     def close(self) -> None:
-        """Ends the threads, after all running work."""
-        self.worker.close()
-        self.device.close()
+        """Ends the threads after all running work, also if a step has failed."""
+        if self.is_open and in_backward():
+            raise RuntimeError(
+                "optimizer: close() inside backward would leave its steps out; call it after the last backward"
+            )
+        if self.goes_on:
+            self.abandon()
+        try:
+            self.wait()
+        finally:
+            self.worker.close()
+            self.device.close()
 
     def _told(self, buckets: Sequence[Bucket]) -> str:
         names = [self.names.get(id(bucket.params[0]), "parameter") for bucket in buckets]

@@ -28,7 +28,7 @@ from ._wrapped import OfOneModel
 class Shards(Offload):
     """The engine over shards that lie on the host."""
 
-    params_of_fsdp: dict[int, Any]
+    records: dict[int, Any]
     """FSDP's own records, by parameter."""
 
     def send_shards(self, params: Sequence[Tensor], present: Sequence[Tensor]) -> None:
@@ -38,13 +38,11 @@ class Shards(Offload):
         bucket, _ = self.place_of[id(params[0])]
         known = set(map(id, present))
         grads = [param.grad if id(param) in known else None for param in bucket.params]
-        records = [self.params_of_fsdp.get(id(param)) for param in present]
-        events = [event for record in records if (event := getattr(record, "grad_offload_event", None)) is not None]
-        self.send(bucket, grads, [Copied(event) for event in events])
+        self.send(bucket, grads, copied(self.records, present))
 
     def page_locked_bytes(self) -> int:
         """Bytes of FSDP's page-locked shards, padding included, and of a loss scale."""
-        locked = [param._sharded_param_data for param in self.params_of_fsdp.values() if param.pin_memory]
+        locked = [param._sharded_param_data for param in self.records.values() if param.pin_memory]
         return (0 if self.scale is None else ALIGNMENT) + sum(shard.numel() * shard.itemsize for shard in locked)
 
 
@@ -61,6 +59,17 @@ class Copied:
         return bool(self.event.query())
 
 
+def copied(records: dict[int, Any], params: Sequence[Tensor]) -> list[Copied]:
+    """FSDP's events after the copies of these parameters' gradients to the host, if FSDP has not waited for them."""
+    events = (getattr(records.get(id(param)), "grad_offload_event", None) for param in params)
+    return [Copied(event) for event in events if event is not None]
+
+
+def records_of(model: nn.Module) -> dict[int, Any]:
+    """FSDP's records of a model's parameters, by parameter."""
+    return {id(record.sharded_param): record for group in groups_of(model) for record in group.fsdp_params}
+
+
 def groups_of(model: nn.Module) -> Iterator[Any]:
     """FSDP's groups of parameters. FSDP unshards the parameters of a group together."""
     for module in model.modules():
@@ -74,8 +83,8 @@ def is_offloaded(model: nn.Module) -> bool:
     """Whether a ``CPUOffloadPolicy`` puts all shards on the host."""
     if not isinstance(model, FSDPModule):
         return False
-    params = [param for group in groups_of(model) for param in group.fsdp_params]
-    return bool(params) and all(param.offload_to_cpu for param in params)
+    records = records_of(model).values()
+    return bool(records) and all(record.offload_to_cpu for record in records)
 
 
 def offload_shards(
@@ -84,6 +93,7 @@ def offload_shards(
     units: Sequence[list[Tensor]],
     norm: Optional[GlobalNorm],
     spread: Sequence[Any],
+    numa: bool,
 ) -> Shards:
     """Makes the engine of an optimizer. FSDP then waits for the engine's steps before it reads shards. The decision's
     norm covers the shards on all ranks of ``spread``.
@@ -94,14 +104,12 @@ def offload_shards(
     if norm is not None:
         decider = Decider(optimizer._max_norm, optimizer._skip_nonfinite, lambda: norm, spread)
     [one, *_] = [group.device for group in groups_of(model)]
-    device: Device = Cuda(one) if one.type == "cuda" else Simulated()
+    device: Device = Cuda(one, numa) if one.type == "cuda" else Simulated()
     scale = None if optimizer._scaler is None else place_of_scale(device)
     offload = Shards(lambda: optimizer._engine, device, buckets, names, decider, None, scale)
-    offload.params_of_fsdp = {}
+    offload.records = records_of(model)
     for group in groups_of(model):
-        own = list(group.fsdp_params)
-        offload.params_of_fsdp |= {id(param.sharded_param): param for param in own}
-        group.unshard = gated(group.unshard, functools.partial(_wait_for, offload, own))
+        group.unshard = gated(group.unshard, functools.partial(_wait_for, offload, list(group.fsdp_params)))
 
     def settle(*_: Any) -> None:
         if not offload.is_open:

@@ -41,6 +41,11 @@ class Waiting(FusedOptimizer):
         if self._offload is not None:
             self._offload.wait()
 
+    def close(self) -> None:
+        """Ends the threads after all steps, if steps overlap with other work. A later backward pass then raises."""
+        if self._offload is not None:
+            self._offload.close()
+
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Calls ``closure``, and reports to a scaler whether the step is skipped. It makes no step, because backward
         has started it.

@@ -23,7 +23,7 @@ from ._backward import BackwardOptimizer
 from ._engine import Batch, Engine, Prepared
 from ._later import Agreement, Member
 from ._norm import GlobalNorm
-from ._offload_fsdp import Shards, is_offloaded, norm_beside, offload_shards
+from ._offload_fsdp import Shards, copied, is_offloaded, norm_beside, offload_shards, records_of
 from ._offload_waiting import Waiting, budget
 from ._outermost import Outermost
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
@@ -45,15 +45,16 @@ def register_fsdp(
     gradients: str = "average",
     grad_scaler: Optional[torch.amp.GradScaler] = None,
     skip_nonfinite: bool = False,
+    numa: bool = True,
     **options: Any,
 ) -> FSDPOptimizer:
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
     Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()``
-    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass. That pass waits for
-    each unit's step before it uses the unit. Call ``wait()`` before other code reads shards. This call returns an
-    optimizer for schedulers, scalers and checkpoints. The optimizer's ``step`` only checks: it raises if gradients have
-    changed after backward.
+    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass, unless a scaler needs
+    the gradients (``gradients="average"``). That pass waits for each unit's step before it uses the unit. Call
+    ``wait()`` before other code reads shards. This call returns an optimizer for schedulers, scalers and checkpoints.
+    The optimizer's ``step`` only checks: it raises if gradients have changed after backward.
 
     Arguments:
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
@@ -61,10 +62,12 @@ def register_fsdp(
         params: the parameters to step, or param groups of them; None for all, an empty list for none.
         max_norm: clips by the exact global norm over all ranks' shards. All units are then stepped together.
         gradients: the content of ``.grad`` after backward: ``"average"`` is the shard that FSDP has reduced, and
-            ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped.
+            ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped. With a scaler, it
+            is refused unless all units have a ``CPUOffloadPolicy``.
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all shards on all ranks is skipped if
             one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
+        numa: with ``CPUOffloadPolicy``, whether the steps' threads stay on the cores near the GPU.
         options: hyperparameters and options of `FusedOptimizer`.
 
     """
@@ -74,11 +77,11 @@ def register_fsdp(
                 f"{type(module).__name__}: modules inside it are sharded, but not itself; call fully_shard on it too, last"
             )
         raise TypeError(f"{type(module).__name__}: not sharded; call fully_shard on it first")
-    if grad_scaler is not None and gradients != "average":
+    if grad_scaler is not None and gradients != "average" and not is_offloaded(module):
         raise ValueError("gradients: the scaler looks for infinities in them after backward; use 'average' with it")
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients = {gradients!r}: not known; use one of {', '.join(GRADIENTS)}")
-    return FSDPOptimizer(module, optimizer, params, max_norm, gradients, grad_scaler, skip_nonfinite, options)
+    return FSDPOptimizer(module, optimizer, params, max_norm, gradients, grad_scaler, skip_nonfinite, numa, options)
 
 
 class Unit:
@@ -109,6 +112,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         gradients: str,
         grad_scaler: Optional[torch.amp.GradScaler],
         skip_nonfinite: bool,
+        numa: bool,
         options: dict[str, Any],
     ) -> None:
         self._clears = gradients == "clear"
@@ -119,6 +123,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         # In the model's order, because torch's state dicts number parameters in this order. Units have another order.
         chosen = [p for p in module.parameters() if p in self._unit_of] if params is None else list(params)
         self._refuse_whole(module, params is None)
+        self._records = records_of(module)
         self._is_beside = is_offloaded(module)
         if self._is_beside:
             options = {"threads": budget(), **options}
@@ -140,7 +145,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._hooks = {param: watch(param, self._arrive) for param in own}
         if self._is_beside:
             norm = self._pass_norm() if self._decides else None
-            self._offload = offload_shards(self, module, [unit.params for unit in self._units], norm, self._spread)
+            self._offload = offload_shards(self, module, [unit.params for unit in self._units], norm, self._spread, numa)
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._follow_conversions)
         self._may_hold_nothing = any(unit.holders is not None for unit in self._units)
@@ -242,7 +247,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._try(self._follow)
         if self._offload is not None:
             self._try(self._adopt, [param for unit in self._units for param in unit.params])
-            self._offload.begin((1, 1.0), scale)
+            if not self._offload.is_closed:
+                self._offload.begin((1, 1.0), scale)
 
     def _follow(self) -> None:
         self._agreement.read()
@@ -274,6 +280,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 for param in params:
                     param.grad = None
             return
+        for event in copied(self._records, params):  # of units with a CPUOffloadPolicy, if other units have none
+            event.wait()
         self._adopt(params)
         for batch in self._engine.route(params).batches([param.grad for param in params]):
             with self._stream_on(batch.arena.device):
@@ -321,8 +329,9 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                     self._try(self._complete, unit)
                 unit.arrived.clear()
             if self._offload is not None:
-                self._offload.end(drops=self._failure is not None)
-                if self._scaler is not None:
+                if self._offload.is_open:
+                    self._offload.end(drops=self._failure is not None)
+                if self._scaler is not None and not self._clears:
                     self._try(self._offload.wait)  # The scaler writes gradients, which steps read.
             elif self._decides:
                 self._decide()

@@ -88,10 +88,11 @@ def offload(
     if isinstance(module, FSDPModule):
         if not is_offloaded(module):
             raise ValueError(f"{type(module).__name__}: its shards lie on the device; use fully_shard with CPUOffloadPolicy")
-        if accumulate != "device" or ring_bytes is not None or device is not None:
-            raise ValueError("accumulate, ring_bytes, device: FSDP copies and adds gradients itself; leave them out")
-        if grad_scaler is not None:
-            options["gradients"] = "average"
+        if (accumulate, bucket_bytes, ring_bytes, device) != ("device", BUCKET_BYTES, None, None):
+            raise ValueError(
+                "accumulate, bucket_bytes, ring_bytes, device: FSDP's units are the buckets, and FSDP copies and adds "
+                "their gradients; leave them out"
+            )
         return register_fsdp(
             module,
             optimizer,
@@ -99,6 +100,7 @@ def offload(
             max_norm=max_norm,
             grad_scaler=grad_scaler,
             skip_nonfinite=skip_nonfinite,
+            numa=numa,
             **{"gradients": "clear", **options},
         )
     if isinstance(module, FullyShardedDataParallel):
@@ -223,14 +225,6 @@ class Mirrored(Waiting):
         mirrors = (one for bucket in self._offload.buckets for one in bucket.mirrors or ())
         scale = 0 if self._offload.scale is None else ALIGNMENT
         return scale + self._offload.ring.size + sum(aligned(one.numel() * one.element_size()) for one in mirrors)
-
-    def close(self) -> None:
-        """Ends the threads after all steps. A later backward pass raises."""
-        if self._offload is not None:
-            if self._offload.goes_on:
-                self._offload.abandon()
-            self._offload.wait()
-            self._offload.close()
 
 
 class OffloadedOptimizer(Mirrored, BackwardOptimizer):

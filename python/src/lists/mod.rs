@@ -283,7 +283,7 @@ impl Prepared {
             plan.set_hyper(self.descriptor, hyper)?;
         }
         // SAFETY: the counts are f32 numbers in memory that the storages keep alive, by the contract of this object.
-        if !unsafe { plan.knows_counts(found) } {
+        if !unsafe { plan.has_current_counts(found) } {
             let Found { addresses, formats, progress, .. } = &mut *found;
             for (k, progress) in progress.iter_mut().enumerate() {
                 let carried =

@@ -200,7 +200,7 @@ impl Plan {
     ///
     /// # Safety
     /// `found` has the address of an initialised f32 for each count.
-    pub(super) unsafe fn knows_counts(&self, found: &Found) -> bool {
+    pub(super) unsafe fn has_current_counts(&self, found: &Found) -> bool {
         let is_known = |(k, (count, _)): (&usize, &(u64, f64))| {
             // SAFETY: the caller's promise.
             let read = unsafe { found.addresses[COUNTS].0[*k].cast::<f32>().read_unaligned() };

@@ -100,7 +100,7 @@ impl std::error::Error for Failures {}
 ///
 /// The suite supports up to 256 ranks. It tests sums of f32, and sums of every other type for which
 /// [`Collective::sums`] is true. It tests all-reduce, broadcast, and every other kind of call for which
-/// [`Collective::knows`] is true. The collective must reach the host's memory.
+/// [`Collective::supports`] is true. The collective must reach the host's memory.
 ///
 /// # Errors
 /// Returns the properties that fail on this rank. Some failures occur on only one rank, so check every rank's result.

@@ -18,7 +18,7 @@ const LENGTHS: [usize; 4] = [0, 1, 256, 1003];
 
 pub(super) fn reduce_scatter(rank: &Rank) -> Result<(), String> {
     let kind = CollectiveKind::ReduceScatter;
-    if !rank.comm.knows(kind) {
+    if !rank.comm.supports(kind) {
         return Ok(());
     }
     let (own, ranks) = (rank.rank as usize, rank.ranks as usize);
@@ -44,7 +44,7 @@ pub(super) fn reduce_scatter(rank: &Rank) -> Result<(), String> {
 
 pub(super) fn all_gather(rank: &Rank) -> Result<(), String> {
     let kind = CollectiveKind::AllGather;
-    if !rank.comm.knows(kind) {
+    if !rank.comm.supports(kind) {
         return Ok(());
     }
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -82,7 +82,7 @@ pub(super) fn whole_numbers(rank: &Rank) -> Result<(), String> {
         ];
         for (kind, own, expected) in cases {
             for form in FORMS {
-                if rank.comm.knows(kind) && rank.run(kind, DType::F32, own, form)? != expected {
+                if rank.comm.supports(kind) && rank.run(kind, DType::F32, own, form)? != expected {
                     return Err(format!("{kind} of {count} numbers, {form:?}: another result"));
                 }
             }
@@ -92,7 +92,7 @@ pub(super) fn whole_numbers(rank: &Rank) -> Result<(), String> {
 }
 
 pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
-    for kind in CollectiveKind::ALL.into_iter().filter(|kind| !rank.comm.knows(*kind)) {
+    for kind in CollectiveKind::ALL.into_iter().filter(|kind| !rank.comm.supports(*kind)) {
         let mut buffer = Buffer::new(&vec![0; 8 * rank.ranks as usize], 0);
         let key = rank.key(kind, DType::F32, 8 * rank.ranks as usize);
         match rank.enqueue(key, &mut buffer, None, rank.patience) {
@@ -120,8 +120,11 @@ pub(super) fn groups(rank: &Rank) -> Result<(), String> {
         if (at, comm.world_size() as usize) != (Some(&rank.rank), members.len()) {
             return Err(format!("this is rank {} of {} in {members:?}", comm.rank(), comm.world_size()));
         }
-        let second =
-            if rank.comm.knows(CollectiveKind::AllGather) { comm.duplicate() } else { Ok(Arc::clone(&comm)) };
+        let second = if rank.comm.supports(CollectiveKind::AllGather) {
+            comm.duplicate()
+        } else {
+            Ok(Arc::clone(&comm))
+        };
         let second =
             second.map_err(|error| format!("there is no second communicator of a group: {error}"))?;
         for comm in [&comm, &second] {
@@ -146,7 +149,7 @@ pub(super) fn groups(rank: &Rank) -> Result<(), String> {
 pub(super) fn second_order(rank: &Rank) -> Result<(), String> {
     let second = match rank.comm.duplicate() {
         Ok(second) => second,
-        Err(Error::Unsupported(_)) if !rank.comm.knows(CollectiveKind::AllGather) => return Ok(()),
+        Err(Error::Unsupported(_)) if !rank.comm.supports(CollectiveKind::AllGather) => return Ok(()),
         Err(error) => return Err(format!("there is no second communicator: {error}")),
     };
     if (second.rank(), second.world_size()) != (rank.rank, rank.ranks) {

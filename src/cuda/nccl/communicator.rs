@@ -199,7 +199,7 @@ impl Nccl {
             }
         }
         let part = |()| self.shared.host.as_ref().map_or(Ok(()), |host| host.part(self.shared.deadline));
-        outcome.and_then(part).inspect_err(|error| self.shared.tell(error))
+        outcome.and_then(part).inspect_err(|error| self.shared.send_failure(error))
     }
 }
 
@@ -220,7 +220,7 @@ impl Collective for Nccl {
         true
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         true
     }
 
@@ -304,7 +304,7 @@ impl Collective for Nccl {
         // The other ranks already know of an earlier failure.
         if self.shared.refuse().is_ok() {
             let cause = self.shared.remember(cause.clone());
-            self.shared.tell(cause.cause());
+            self.shared.send_failure(cause.cause());
         }
         // A thread inside NCCL holds the lock until it next checks for a failure. An abort may wait for work that
         // depends on another communicator, so no abort waits for another abort.

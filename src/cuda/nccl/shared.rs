@@ -94,12 +94,12 @@ impl Shared {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };
         let error = self.remember(cause.unwrap_or(error));
-        self.tell(&error);
+        self.send_failure(&error);
         error
     }
 
     /// Reports to the other ranks why the group ends.
-    pub(super) fn tell(&self, cause: &Error) {
+    pub(super) fn send_failure(&self, cause: &Error) {
         self.host.iter().for_each(|host| host.0.abort(cause));
     }
 }
@@ -110,7 +110,10 @@ impl Drop for Shared {
         let raw = lock(&self.first).take();
         let is_well = self.refuse().is_ok() && !std::thread::panicking();
         if std::thread::panicking() {
-            self.tell(&Error::Rank { rank: self.seat.rank, message: "its thread panicked".to_owned() });
+            self.send_failure(&Error::Rank {
+                rank: self.seat.rank,
+                message: "its thread panicked".to_owned(),
+            });
         }
         let (Some(raw), deadline) = (raw, self.deadline) else {
             return;

@@ -301,7 +301,7 @@ impl Mpi {
         *failure = Some(error.clone());
         drop(failure);
         if !is_known {
-            self.wire.tell(&error.to_string());
+            self.wire.send_failure(&error.to_string());
         }
         error
     }
@@ -328,7 +328,7 @@ impl Collective for Mpi {
         true
     }
 
-    fn knows(&self, _: CollectiveKind) -> bool {
+    fn supports(&self, _: CollectiveKind) -> bool {
         true
     }
 

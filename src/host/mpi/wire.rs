@@ -252,7 +252,7 @@ impl Wire {
 
     /// Sends a failure to all other ranks of the communicator. This function does not wait until the message is read,
     /// so the message's memory is leaked.
-    pub(super) fn tell(&self, why: &str) {
+    pub(super) fn send_failure(&self, why: &str) {
         if environment::is_finalized() {
             return;
         }

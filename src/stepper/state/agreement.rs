@@ -110,7 +110,7 @@ impl Agreement {
             let rates = written(0, format_args!("{:?}", changing.hyperparameters), Some(hyperparameters));
             share(assigned, options) ^ Agreed::Hyperparameters.share(rates) ^ Agreed::Loaded.share(loaded)
         };
-        *self.current.get_or_insert_with(|| words.tell(number))
+        *self.current.get_or_insert_with(|| words.update(number))
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Strategy {
     /// [masters](crate::Master), every rank must write the same values to the same parameters. Ranks compare these
     /// values, and the next collective returns `Mismatch` if they differ. This strategy refuses optimizers of your own
     /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that cannot make
-    /// the calls that it needs ([`Collective::knows`](crate::Collective::knows)).
+    /// the calls that it needs ([`Collective::supports`](crate::Collective::supports)).
     ///
     /// On a GPU, `Gradients::Release` is refused too. This strategy has run in up to four processes on one H200. It has
     /// not run on several GPUs yet.

@@ -188,7 +188,7 @@ impl<D: Device> Run<D> {
 
     /// Drops the deferred waits of a capture that has ended. Stream positions of a capture have no meaning after its
     /// end.
-    pub(crate) fn forgive(&mut self) {
+    pub(crate) fn drop_deferred_waits(&mut self) {
         self.debt.paid = self.debt.owed;
     }
 

@@ -56,7 +56,7 @@ pub(super) fn calls(comm: Nccl, gpu: &Gpu) {
     let own = rank as usize;
     let gathers = comm.duplicate().unwrap();
     for comm in [&comm as &dyn Collective, &*gathers] {
-        assert!(CollectiveKind::ALL.into_iter().all(|kind| comm.knows(kind)));
+        assert!(CollectiveKind::ALL.into_iter().all(|kind| comm.supports(kind)));
         for part in [1usize, 256, 70_001] {
             let bytes = (ranks * part * 4) as u64;
             let whole: Vec<f32> = values(rank, ranks * part);

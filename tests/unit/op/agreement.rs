@@ -42,7 +42,7 @@ fn agreement(options: &str, rate: &str) -> (u64, Arc<Words>) {
     let hash = |text: &str| crate::layout::fold(7, text.as_bytes());
     let fixed = Agreed::Layout.share(1) ^ Agreed::Options.share(hash(options));
     let words = Words::new(fixed, format_args!("w of 3"), options);
-    let number = words.tell(|[_, mut hyperparameters, _]| {
+    let number = words.update(|[_, mut hyperparameters, _]| {
         hyperparameters.write_str(rate).unwrap();
         fixed ^ Agreed::Hyperparameters.share(hash(rate))
     });
