@@ -372,7 +372,7 @@ def beside_the_trainer(rank: int, world: int, scales: bool, **options: Any) -> N
     has_returned, seen, end = threading.Event(), [], stepped._offload._end
 
     def wait_and_end(*given: Any) -> None:
-        seen.append(has_returned.wait(10))
+        seen.append(has_returned.wait(60))
         end(*given)
 
     stepped._offload._end = wait_and_end
