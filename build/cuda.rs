@@ -18,7 +18,7 @@ const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 pub(crate) fn build(out: &Path) {
     let fatbin = out.join("kernels.fatbin");
     let outcome = if env::var_os("CARGO_FEATURE_CUDA").is_some() {
-        for name in ["INSTEP_FATBIN", "INSTEP_CUDA_ARCHS", "NVCC", "CUDA_HOME", "PATH"] {
+        for name in deciding_variables() {
             println!("cargo::rerun-if-env-changed={name}");
         }
         make(&fatbin)
@@ -31,6 +31,19 @@ pub(crate) fn build(out: &Path) {
     }
     println!("cargo::rustc-env=INSTEP_KERNELS_FATBIN={}", fatbin.display());
     println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
+}
+
+/// Returns the variables that decide which kernels there are. If NVCC names a file, PATH decides nothing. Editors and
+/// pyenv change PATH, and each change would compile the crate again.
+fn deciding_variables() -> Vec<&'static str> {
+    let mut names = vec!["INSTEP_FATBIN"];
+    if env::var_os("INSTEP_FATBIN").is_none() {
+        names.extend(["INSTEP_CUDA_ARCHS", "NVCC"]);
+        if !env::var_os("NVCC").is_some_and(|named| Path::new(&named).is_absolute()) {
+            names.extend(["CUDA_HOME", "PATH"]);
+        }
+    }
+    names
 }
 
 /// Writes the binary, or returns how the user gets it.
