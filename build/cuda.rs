@@ -33,8 +33,8 @@ pub(crate) fn build(out: &Path) {
     println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
 }
 
-/// Returns the variables that decide which kernels there are. If NVCC names a file, PATH decides nothing. Editors and
-/// pyenv change PATH, and each change would compile the crate again.
+/// Returns the variables that decide which kernels there are. If NVCC is an absolute path, PATH decides only nvcc's
+/// preprocessor. Editors and pyenv change PATH, and each change would compile the crate again.
 fn deciding_variables() -> Vec<&'static str> {
     let mut names = vec!["INSTEP_FATBIN"];
     if env::var_os("INSTEP_FATBIN").is_none() {
