@@ -18,9 +18,7 @@ const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 pub(crate) fn build(out: &Path) {
     let fatbin = out.join("kernels.fatbin");
     let outcome = if env::var_os("CARGO_FEATURE_CUDA").is_some() {
-        for name in deciding_variables() {
-            println!("cargo::rerun-if-env-changed={name}");
-        }
+        watch();
         make(&fatbin)
     } else {
         Err("rebuild with `--features cuda`".to_owned())
@@ -33,17 +31,20 @@ pub(crate) fn build(out: &Path) {
     println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
 }
 
-/// Returns the variables that decide which kernels there are. If NVCC is an absolute path, PATH decides only nvcc's
-/// preprocessor. Editors and pyenv change PATH, and each change would compile the crate again.
-fn deciding_variables() -> Vec<&'static str> {
-    let mut names = vec!["INSTEP_FATBIN"];
-    if env::var_os("INSTEP_FATBIN").is_none() {
-        names.extend(["INSTEP_CUDA_ARCHS", "NVCC"]);
-        if !env::var_os("NVCC").is_some_and(|named| Path::new(&named).is_absolute()) {
-            names.extend(["CUDA_HOME", "PATH"]);
+/// Tells cargo which variables and files decide which kernels there are. If NVCC is an absolute path, PATH decides only
+/// nvcc's preprocessor. Editors and pyenv change PATH, and each change would compile the crate again.
+fn watch() {
+    for name in ["INSTEP_FATBIN", "INSTEP_CUDA_ARCHS", "NVCC", "NVCC_CCBIN"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    // Cargo takes a variable that is not UTF-8 for one that is not set.
+    match env::var("NVCC") {
+        Ok(named) if Path::new(&named).is_absolute() => println!("cargo::rerun-if-changed={named}"),
+        _ => {
+            println!("cargo::rerun-if-env-changed=CUDA_HOME");
+            println!("cargo::rerun-if-env-changed=PATH");
         }
     }
-    names
 }
 
 /// Writes the binary, or returns how the user gets it.
