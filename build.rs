@@ -1,9 +1,9 @@
-//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler. `build/cuda.rs`
-//! compiles the kernels of the GPU, on demand.
+//! Compiles the CPU kernels once per instruction set, which needs only a C++17 compiler. `build/cuda.rs` compiles the
+//! GPU kernels if feature `cuda` is on.
 //!
-//! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction and no fast-math. Debug profiles are
-//! optimised too, because unoptimised helpers would be neither inlined nor fast. This script never probes the build
-//! machine's CPU: the choice between the builds is made at run time.
+//! The compiler flags implement the numerics contract (ARCHITECTURE.md, "Bits"): no FMA contraction and no fast-math.
+//! Debug builds optimise the kernels too, because unoptimised helpers would be slow and not inlined. This script never
+//! probes the build machine's CPU: the library chooses between the builds at run time.
 
 use std::path::Path;
 use std::{env, fs};
@@ -11,7 +11,7 @@ use std::{env, fs};
 #[path = "build/cuda.rs"]
 mod cuda;
 
-/// Name of the build, its exported table, and the flags that select its instructions.
+/// The name of each build and of its exported table, and the flags that select its instruction set.
 const X86_64_BUILDS: [(&str, &[&str]); 3] = [
     ("baseline", &[]),
     ("avx2", &["-mavx2"]),
@@ -48,7 +48,8 @@ fn main() {
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }
 
-/// Returns what to install if no C++ compiler starts. The crate `cc` would name the program, but not how to get one.
+/// Returns what to install if no C++ compiler starts. The crate `cc` would name the missing program, but would not say
+/// how to install one.
 fn missing_compiler() -> Option<String> {
     let tool = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler();
     let name = tool.as_ref().map_or("c++".into(), |tool| tool.path().to_string_lossy().into_owned());
@@ -59,7 +60,7 @@ fn missing_compiler() -> Option<String> {
     })
 }
 
-/// Compiles one build into a separate folder: objects are named after the source and would overwrite each other.
+/// Compiles one build into its own folder, because the object files of all builds have the same names.
 fn compile(name: &str, flags: &[&str], out: &Path) {
     fs::create_dir_all(out).unwrap_or_else(|e| panic!("instep: {}: {e}", out.display()));
     let mut build = cc::Build::new();

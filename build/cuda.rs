@@ -1,20 +1,21 @@
 //! Compiles the GPU kernels into one binary that the crate embeds, if feature `cuda` is on and there is an nvcc.
 //!
-//! A machine without nvcc is not an error. The crate builds without kernels, and says at run time why it has none. A
-//! tool, architecture or file named by NVCC, INSTEP_CUDA_ARCHS or INSTEP_FATBIN must exist, or the build stops. The
-//! environment never adds flags: NVCC_APPEND_FLAGS=--use_fast_math would break the numerics contract without a trace.
+//! A machine without nvcc is not an error. The crate then builds without GPU kernels, and an error at run time says
+//! why. A tool, architecture or file named by NVCC, INSTEP_CUDA_ARCHS or INSTEP_FATBIN must exist, or the build stops.
+//! The environment never adds flags: NVCC_APPEND_FLAGS=--use_fast_math would silently break the numerics contract.
 #![allow(clippy::expect_used)] // a build script has nobody to return an error to
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::{env, fs};
 
-/// Capability numbers to build for, and flags that are the numerics contract; `scripts/compiler-lane.py` reads both.
+/// The compute capabilities to build for, and the compiler flags of the numerics contract. `scripts/compiler-lane.py`
+/// reads both files.
 const ARCHITECTURES: &str = include_str!("../kernels/architectures.txt");
 const FLAGS: &str = "kernels/nvcc.flags";
 const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 
-/// Leaves `kernels.fatbin` in `out`, empty if there are no kernels, and tells the crate why.
+/// Writes `kernels.fatbin` to `out`. If there are no kernels, the file is empty, and the crate gets the reason.
 pub(crate) fn build(out: &Path) {
     let fatbin = out.join("kernels.fatbin");
     let outcome = if env::var_os("CARGO_FEATURE_CUDA").is_some() {
@@ -31,8 +32,9 @@ pub(crate) fn build(out: &Path) {
     println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
 }
 
-/// Tells cargo which variables and files decide which kernels there are. If NVCC is an absolute path, PATH decides only
-/// nvcc's preprocessor. Editors and pyenv change PATH, and each change would compile the crate again.
+/// Tells cargo which environment variables and files the kernels depend on. If NVCC is an absolute path, PATH affects
+/// only nvcc's preprocessor. PATH is then not watched, because editors and pyenv change it, and each change would
+/// recompile the crate.
 fn watch() {
     for name in ["INSTEP_FATBIN", "INSTEP_CUDA_ARCHS", "NVCC", "NVCC_CCBIN"] {
         println!("cargo::rerun-if-env-changed={name}");
@@ -47,7 +49,7 @@ fn watch() {
     }
 }
 
-/// Writes the binary, or returns how the user gets it.
+/// Writes the kernel binary, or returns what the user must do to get one.
 fn make(fatbin: &Path) -> Result<(), String> {
     if let Some(prebuilt) = env::var_os("INSTEP_FATBIN").map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", prebuilt.display());
@@ -87,8 +89,8 @@ fn make(fatbin: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Stops the build with lines that cargo shows as errors. After a panic or another exit status, cargo would print them
-/// after everything else.
+/// Stops the build with lines that cargo shows as errors. After a panic or a nonzero exit status, cargo would print
+/// these lines after all other output.
 fn refuse(why: &str) -> ! {
     for line in why.lines() {
         println!("cargo::error={line}");
@@ -99,7 +101,7 @@ fn refuse(why: &str) -> ! {
 struct Nvcc(PathBuf);
 
 impl Nvcc {
-    /// Returns the compiler that NVCC names, or else that of CUDA_HOME, or else that on PATH.
+    /// Returns the nvcc that NVCC names, or else the one in CUDA_HOME, or else the one on PATH.
     fn find() -> Result<Nvcc, String> {
         if let Some(named) = env::var_os("NVCC").map(PathBuf::from) {
             let nvcc = Nvcc(named);

@@ -1,6 +1,6 @@
 //! Link options of the shared library.
 //!
-//! It is never unloaded, because its threads may still run, and its name has the version that programs are linked to.
+//! The library is never unloaded, because its threads may still run. Its soname has the version that programs link to.
 
 use std::env;
 

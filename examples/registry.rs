@@ -1,7 +1,8 @@
-//! Optimizers by name, as a configuration file gives them, one of them of your own, all in the same buckets.
+//! Looks up optimizers by the names in a configuration, and steps all of them in the same buckets.
 //!
-//! Fits a curve with one optimizer per parameter. Each is looked up in a registry by name, with an explicit fallback.
-//! The example fails if the fit is wrong. `cargo run --release --example registry`
+//! Fits a curve with one optimizer per parameter; one of the optimizers is defined in this file. Each optimizer is
+//! looked up in a registry by name, with an explicit fallback. The example fails if the fit is wrong.
+//! `cargo run --release --example registry`
 
 use instep::optim::{ParamStep, StepParam};
 use instep::overlap::Registry;

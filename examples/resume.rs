@@ -1,6 +1,6 @@
 //! Trains on two ranks, saves after half the steps, and resumes from the file with other buckets and another mode.
 //!
-//! The resumed run reads only the checkpoint. The exit status is 1 unless both runs end with the same bits.
+//! The resumed run reads only the checkpoint. The exit status is 1 if the runs end with different bits.
 //! `cargo run --release --example resume`
 
 use std::path::{Path, PathBuf};

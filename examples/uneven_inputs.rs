@@ -1,8 +1,8 @@
 //! Ranks that run out of data at different times, gradient accumulation, and a changing learning rate.
 //!
-//! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data joins: it takes every
-//! step of the others, and the mean is over the ranks with data. The example fails if a rank differs from the others,
-//! or from one rank that is fed all sums. `cargo run --release --example uneven_inputs`
+//! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data still takes part in
+//! every step, and the mean is over the ranks with data. The example fails if a rank differs from the others, or from
+//! one rank that receives all sums. `cargo run --release --example uneven_inputs`
 
 use std::num::NonZeroU32;
 

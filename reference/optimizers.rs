@@ -1,8 +1,9 @@
-//! The specification: every optimizer in f64, one element at a time, as the papers and `torch.optim` state it.
+//! The specification of every optimizer, in f64 and one element at a time, as in the papers and `torch.optim`.
 //!
-//! The tests compare the kernels with this file, and so do the benches before they time a step. This file is short
-//! enough to be checked by eye, imports nothing, and shares no line with the kernels. It uses the textbook forms:
-//! averages are beta*old + (1-beta)*new, powers are powi, and AdamW's decay multiplies by 1 - lr*weight_decay.
+//! The tests compare the kernels with this file. The host's step bench also compares a step in f32 with this file,
+//! before it times the step. This file is short enough to be checked by eye, imports nothing, and shares no line with
+//! the kernels. The file uses the textbook forms: averages are beta*old + (1-beta)*new, powers are powi, and AdamW's
+//! decay multiplies by 1 - lr*weight_decay.
 
 /// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,7 +15,8 @@ pub(crate) struct Scalar {
     pub steps: i32,
 }
 
-/// Declares a struct with the hyperparameters of a rule, numbers before flags, and a function that reads them by name.
+/// For each rule, declares a struct of hyperparameters and a function that reads them by name. Numbers come before
+/// flags.
 macro_rules! hyperparameters {
     ($($(#[$doc:meta])* $rule:ident { $($number:ident),*; $($flag:ident),* })*) => {$(
         $(#[$doc])*
@@ -272,7 +274,7 @@ impl Rprop {
 }
 
 impl Lion {
-    /// Returns an average of gradients. Its sign is the direction of Lion's update.
+    /// Returns an average of gradients. The sign of this average is the direction of Lion's update.
     pub(crate) fn direction(&self, x: &Scalar, gradient: f64) -> f64 {
         let g = if self.maximize { -gradient } else { gradient };
         self.beta1 * x.states[0] + (1.0 - self.beta1) * g

@@ -1,7 +1,7 @@
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! `cargo run -p bindings` writes this file; do not edit it by hand. It has only plain
-//! data. The compiler compares every size, alignment and offset with that in C.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. The file has only
+//! plain data. The compiler checks every size, alignment and offset against the header.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]
 
@@ -25,7 +25,7 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
-/// Declares a type for each struct in the header. Each field stands beside its offset, and zeros are a valid value.
+/// Declares a type for each struct in the header. Each field is listed after its offset. Zeros are a valid value.
 macro_rules! records {
     ($($kind:ident $name:ident: $size:literal bytes, aligned to $alignment:literal {
         $($at:literal => $field:ident: $type:ty,)*

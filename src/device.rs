@@ -2,8 +2,8 @@
 //!
 //! `Executor` is private, so no other crate can add a device. Each device guarantees what the checker assumes: ops of a
 //! stream run in order, a `Wait` ends after the `Record` of its ticket, and an op touches only the memory that
-//! `Op::accesses` lists. The schedule decides when an op runs, never the device. Every access to a device's memory
-//! takes a [`Claimed`] value, and only `unsafe` code can make one.
+//! `Op::accesses` lists. The schedule, not the device, decides when an op runs. Every access to a device's memory
+//! requires a [`Claimed`] value, which only `unsafe` code can make.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub trait Device: Executor {
     /// wait can hang.) A `Wait` op on the compute stream is not submitted here, because the stepper calls
     /// [`wait`](Device::wait) instead.
     ///
-    /// If one of these ops [waits](crate::op::Action::AwaitSum) for the caller's sum, `sum` says when that sum is
+    /// If one of these ops [waits](crate::op::Action::AwaitSum) for the caller's sum, `sum` tells when that sum is
     /// complete.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
@@ -46,7 +46,7 @@ pub trait Device: Executor {
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
     /// # Errors
-    /// `Poisoned` if any op has failed. A GPU reports some failures only now.
+    /// `Poisoned` if any op has failed. A GPU reports some failures only in this call.
     fn end(&mut self) -> Result<()>;
 
     /// Returns the current time in nanoseconds, on the clock that times ops.
@@ -63,7 +63,7 @@ pub(crate) struct Blueprint {
     pub(crate) timed: bool,
 }
 
-/// The promise that no op touches the bytes of one access while that access lasts.
+/// The caller's promise that no op touches the bytes of an access during that access.
 #[derive(Debug)]
 pub struct Claimed(());
 
@@ -148,19 +148,19 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn write(&mut self, span: Span, from: &[u8], claimed: Claimed) -> Result<()>;
 
-    /// Replaces the addresses of the caller's tensors. The caller has claimed all tensors and control memory. On a GPU
-    /// this does not wait for the launches that read the old addresses.
+    /// Replaces the addresses of the caller's tensors. The caller has claimed all tensors and control memory. On a GPU,
+    /// this call does not wait for the launches that read the old addresses.
     ///
     /// # Errors
     /// `Layout` if the device cannot reach a tensor. Nothing has changed then. `Poisoned` if any op has failed.
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
     /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
-    /// tensors and counts are zeros. Its control block has a copy of this device's results of passes. This device does
-    /// not change. `words` is the text of the new agreement.
+    /// tensors and counts are zeros. The new device's control block has a copy of this device's pass results. This
+    /// device does not change. `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// Errors as for the builder. `Mismatch` on ranks that compare their results, if this call has failed on another
+    /// Errors as for the builder. If the ranks compare their results, `Mismatch` if this call has failed on another
     /// rank.
     fn rebuilt(
         &mut self,
@@ -181,8 +181,8 @@ pub trait Executor {
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
     /// Returns the intervals in which the trainer's stream has waited since this function was last called. The list is
-    /// empty unless the device measures times and the trainer is a stream. A thread's own waits are timed in the code
-    /// that waits.
+    /// empty unless the device measures times and the trainer is a stream. If the trainer is a thread, the code that
+    /// waits measures the time.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -191,8 +191,8 @@ pub trait Executor {
     }
 }
 
-/// Returns the error for a bucket that the caller sums, and hands over without an event. Nothing says when such a sum
-/// is complete.
+/// Returns the error for a bucket that the caller sums, and hands over without an event. Without an event, the device
+/// cannot know when the sum is complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");
     Error::order(thing, "nothing says when it is there", "call bucket_ready_after")

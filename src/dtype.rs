@@ -1,8 +1,8 @@
 //! Element types of the tensors that a step accesses or that ranks exchange.
 //!
-//! This module has the names and sizes of the types, and converts single values. It depends on no other module. The
-//! kernels convert whole tensors. f64, sparse and complex tensors are not supported, because a fused kernel for them
-//! would not be faster than the caller's own loop.
+//! This module has the names and sizes of the types, and converts single values. The module depends on no other module.
+//! The kernels convert whole tensors. f64, sparse and complex tensors are not supported, because a fused kernel for
+//! them would not be faster than the caller's own loop.
 
 /// An element type. The kernels identify the types by the same numbers as these discriminants.
 #[non_exhaustive]
@@ -58,7 +58,7 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// The type of an element in the slices that a stepper returns. It is `f32`, or [`bf16`](crate::bf16) or
+/// The type of an element in the slices that a stepper returns. This type is `f32`, or [`bf16`](crate::bf16) or
 /// [`f16`](crate::f16) of the `half` crate.
 pub trait Element: sealed::Element {
     /// This type as a [`DType`].

@@ -205,7 +205,7 @@ pub enum Error {
     },
 }
 
-/// Why a call was refused. Its text has the form `<thing>: <what is wrong>; <what to do>`.
+/// Why a call was refused. The error's text has the form `<thing>: <what is wrong>; <what to do>`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
@@ -284,7 +284,8 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes a [`PeerLost`](Error::PeerLost) for a rank that sent a `thing` that no rank of this version sends.
+    /// Makes a [`PeerLost`](Error::PeerLost) for a rank that sent an invalid `thing`. No rank of this version sends
+    /// such a `thing`.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }

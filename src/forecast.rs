@@ -1,4 +1,5 @@
-//! A device without memory and threads. It computes the time at which each op would run, from the durations of the ops.
+//! A device without memory and threads. The forecast computes the time at which each op would run, from the durations
+//! of the ops.
 //!
 //! A stepper on this device has the same schedule and the same byte counts as a real stepper, and refuses the same
 //! calls. A laptop can therefore plan a thousand ranks. The ops of a stream run in order. No op runs before it was
@@ -21,9 +22,9 @@ use crate::op::{
     Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
 };
 
-/// A function that returns how many nanoseconds an op takes. Its second argument is the number of bytes that the op
-/// moves. For a step or a norm, these are the bytes on the memory bus. For a collective, they are the bytes of its
-/// buffer. Clocks stop at 2^64 - 1 nanoseconds.
+/// A function that returns how many nanoseconds an op takes. The function's second argument is the number of bytes that
+/// the op moves. For a step or a norm, these are the bytes on the memory bus. For a collective, they are the bytes of
+/// its buffer. Clocks stop at 2^64 - 1 nanoseconds.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that forecasts when ops would run. See [`StepperBuilder::forecast`].

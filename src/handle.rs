@@ -8,7 +8,7 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// The memory in which an address lies. It determines whether the CPU or a GPU can access the bytes.
+/// The memory in which an address lies. The memory determines whether the CPU or a GPU can access the bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {

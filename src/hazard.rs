@@ -80,7 +80,7 @@ struct Past {
 }
 
 impl Past {
-    /// Returns whether this access comes before the next op of a stream that has this clock.
+    /// Returns whether this access happens before the next op of `stream`, which has the clock `clock`.
     fn precedes(&self, stream: usize, clock: &[u64; STREAMS]) -> bool {
         let known = |(of, place): (usize, u64)| of == stream || clock[of] > place;
         known((self.stream, self.place)) || self.awaited.is_some_and(known)
@@ -200,9 +200,9 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. This
-    /// includes accesses to the host's memory, because the trainer's thread made them before it submitted the
-    /// `AwaitSum` op.
+    /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. The
+    /// past accesses include accesses to the host's memory, because the trainer's thread made them before it submitted
+    /// the `AwaitSum` op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

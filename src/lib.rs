@@ -1,13 +1,13 @@
 //! Fused optimizer steps over whole gradient buckets, overlapped with backward.
 //!
-//! A [`Layout`] names the parameters. A [`Stepper`] keeps parameters, gradients and optimizer states in flat buckets.
-//! It can also [borrow](StepperBuilder::host_borrowing) your parameters and gradients. Inside a [`Pass`], your code
-//! (the trainer) reads parameters, writes gradients and hands each gradient over. Once all gradients of a bucket are
-//! handed over, a [`Collective`] sums them over the ranks. One kernel launch then steps the bucket ([`Lamb`] takes two
-//! launches). The rest of backward runs at the same time.
+//! A [`Layout`] names the parameters. A [`Stepper`] stores parameters, gradients and optimizer states in flat buckets.
+//! A stepper can also [borrow](StepperBuilder::host_borrowing) your parameters and gradients. Inside a [`Pass`], your
+//! code (the trainer) reads parameters, writes gradients and hands each gradient over. Once all gradients of a bucket
+//! are handed over, a [`Collective`] sums them over the ranks. One kernel launch then steps the bucket ([`Lamb`] takes
+//! two launches). The rest of backward runs during the all-reduce and the step.
 //!
 //! docs/rust.md has a program that steps parameters in borrowed memory. In the following program, instep owns the
-//! memory and makes the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
+//! memory and runs the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
 //!
 //! ```
 //! use instep::{AdamW, Layout, Stepper, in_process};
@@ -98,10 +98,10 @@
 //! | predict memory, schedule and times for any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | record the ops that ran, and check the recording for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Every trainer uses the items at the crate's root, and on a GPU also [`cuda`]. The table says which tasks need
-//! [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other modules are for
-//! tools that inspect a stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and their
-//! order), [`hazard`] (the race checker), [`timeline`] (times of operations).
+//! Every trainer uses the items at the crate's root, and on a GPU also [`cuda`]. The table shows which tasks need the
+//! modules [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other modules
+//! are for tools that inspect a stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and
+//! their order), [`hazard`] (the race checker), [`timeline`] (times of operations).
 //!
 //! # Environment
 //!
@@ -119,9 +119,9 @@
 //! # GPUs
 //!
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`.
-//! `NVCC=$(scripts/cuda-toolchain.sh)` installs an nvcc. The driver is needed only at run time. It must support at
-//! least CUDA 12.0, and at least the major version of the nvcc. The crate loads `libcuda.so`, or the file that
-//! `INSTEP_CUDA` names. `INSTEP_NCCL` names NCCL's library.
+//! `NVCC=$(scripts/cuda-toolchain.sh)` installs an nvcc. The driver is needed only at run time. The driver must support
+//! CUDA 12.0 or later, and at least the major version of the nvcc that built the kernels. The crate loads `libcuda.so`,
+//! or the file that `INSTEP_CUDA` names. `INSTEP_NCCL` names NCCL's library.
 //!
 //! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
 //! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc supports, cudarc's build fails. In that case, set

@@ -1,8 +1,8 @@
-//! Waiting for events that send no notification: a wait polls, at first without a sleep.
+//! Waits for events that send no notification. A wait polls, at first without a sleep.
 //!
-//! Calls of NCCL and MPI, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
-//! thread would sleep once per bucket. If a wait takes long, it sleeps between polls, and then also checks whether it
-//! is still wanted.
+//! Calls of NCCL and MPI, and a GPU's events, often end within microseconds. A sleep takes longer, and would delay the
+//! trainer's thread once per bucket. A long wait sleeps between polls, and also checks whether the caller still needs
+//! the event.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::error::Result;
 
 const NAP: Duration = Duration::from_micros(50);
 
-/// The clock of a wait. It also makes the wait's pauses.
+/// Measures the time of a wait, and pauses between polls.
 pub(crate) trait Clock {
     /// Returns the time since the wait began.
     fn waited(&self) -> Duration;
-    /// Sleeps, or lets another thread of this core run if one is ready.
+    /// Sleeps for this time. If `sleep` is `None`, yields to another thread that is ready on this core.
     fn pause(&mut self, sleep: Option<Duration>);
 }
 

@@ -1,5 +1,5 @@
-//! Locks and threads of the host device and the pool. They come from the standard library, or from shuttle in shuttle's
-//! tests.
+//! Locks and threads of the host device and the pool. They come from the standard library or, in tests that run under
+//! shuttle, from the crate shuttle.
 //!
 //! Shuttle runs the same code on one thread, and chooses the next task at every lock, wait and notification
 //! (`tests/interleavings/`). Shuttle does not control anything else.
@@ -64,7 +64,7 @@ impl Spin {
         is_early
     }
 
-    /// Pauses, and allows two reads. They represent any number of reads, because shuttle has no clock.
+    /// Pauses, and allows two reads. The two reads represent any number of reads, because shuttle has no clock.
     #[cfg(all(test, shuttle))]
     pub(crate) fn again(&mut self) -> bool {
         shuttle::thread::yield_now();

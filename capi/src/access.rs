@@ -1,4 +1,4 @@
-//! Access to a stepper's tensors: reads and writes of values, addresses, and the change to new addresses.
+//! Access to a stepper's tensors: reading and writing values, getting addresses, and rebinding to new addresses.
 //!
 //! The struct `instep_tensor_id` names a tensor, as `TensorId` does in the Rust library.
 #![allow(unsafe_code)]
@@ -29,12 +29,13 @@ pub struct instep_tensor_id {
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor can be read. In a
-/// pass, only a parameter can be read, or a gradient that was written in that pass. `count` is the number of elements
-/// of the tensor's parameter.
+/// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor except a released
+/// gradient can be read. In a pass, only a parameter can be read, or a gradient that was written in that pass. `count`
+/// is the number of elements of the tensor's parameter.
 ///
-/// Any thread may call it, one at a time. It waits for the last step of the tensor's bucket if the tensor is a
-/// parameter, a copy, or (in a pass) a gradient. For any other tensor it waits for all steps.
+/// Any thread may call this function, one thread at a time per stepper. The call waits for the last step of the
+/// tensor's bucket if the tensor is a parameter, a copy, or (in a pass) a gradient. For any other tensor, the call
+/// waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,
@@ -53,15 +54,15 @@ pub unsafe extern "C" fn instep_stepper_read(
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type. Write a gradient in a pass, and any other tensor between passes. A
-/// tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the number of elements of the
-/// tensor's parameter. If one rank writes a parameter, every rank must write this parameter. The next pass then
-/// broadcasts rank 0's values of all parameters in the written parameter's bucket. States and moving averages are not
-/// broadcast, so write them on every rank. Step counts are not written with the states: set them on every rank with
-/// instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to its type. A gradient can be written only in a pass, and any other tensor
+/// only between passes. A tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the
+/// number of elements of the tensor's parameter. If one rank writes a parameter, every rank must write the same
+/// parameter. The next pass then broadcasts rank 0's values of all parameters in the written parameter's bucket. States
+/// and moving averages are not broadcast, so write them on every rank. Step counts are not written with the states: set
+/// them on every rank with instep_stepper_set_progress.
 ///
-/// Any thread may call it, one at a time. In a pass it waits for the last step of the gradient's bucket. Between passes
-/// it waits for all steps.
+/// Any thread may call this function, one thread at a time per stepper. In a pass, the call waits for the last step of
+/// the gradient's bucket. Between passes, the call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_write(
     stepper: *mut instep_stepper,
@@ -80,18 +81,19 @@ pub unsafe extern "C" fn instep_stepper_write(
     })
 }
 
-/// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
-/// address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
-/// Until the caller writes the gradient, its memory still has the values of the previous pass.
+/// Writes a tensor's address to `*out_address`, and its element type to `*out_dtype`. `out_dtype` may be null. 8-bit
+/// states have no address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a
+/// gradient as written. Until the caller writes the gradient, its memory has the values that the previous pass left
+/// there.
 ///
 /// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
-/// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
-/// the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ marks a gradient
-/// as written too.
+/// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream while the address is
+/// valid may use the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ
+/// marks a gradient as written too.
 ///
-/// Any thread may call it, one at a time. On the CPU, a call with INSTEP_READ waits as instep_stepper_read does, and a
-/// call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream waits instead of the calling
-/// thread.
+/// Any thread may call this function, one thread at a time per stepper. On the CPU, a call with INSTEP_READ waits as
+/// instep_stepper_read does, and a call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream
+/// waits instead of the calling thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_address(
     stepper: *mut instep_stepper,
@@ -129,14 +131,14 @@ pub unsafe extern "C" fn instep_stepper_address(
     })
 }
 
-/// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
-/// keep their addresses. `*out_is_recut` is 1 if the buckets have changed in more than their addresses, otherwise 0.
-/// out_is_recut may be null. States and step counts stay with their parameters. Copy each parameter's values to its new
-/// address before this call.
+/// Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
+/// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses. `*out_is_recut` is
+/// 1 if the buckets have changed in more than their addresses, otherwise 0. out_is_recut may be null. States and step
+/// counts stay with their parameters. Copy each parameter's values to its new address before this call.
 ///
-/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, so the stepper does not
-/// touch the old memory after the call. On a GPU, work that is enqueued on compute_stream after the call runs after all
-/// work that touches the old memory.
+/// Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
+/// all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on
+/// compute_stream after the call runs after all work that touches the old memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,

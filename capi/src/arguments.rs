@@ -1,8 +1,8 @@
 //! Checks and converts arguments from C: structs that may be of another version, lists, texts, and addresses for
 //! results.
 //!
-//! Each error names its argument. The library cannot check that a pointer leads to as many bytes as the header says.
-//! The caller must guarantee this for every pointer that is not null.
+//! Each error names its argument. The library cannot check that a pointer points to as many bytes as the header
+//! requires. The caller must guarantee that length for every pointer that is not null.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -21,8 +21,8 @@ pub(crate) unsafe trait Growing: Copy {
     const NAME: &'static str;
 }
 
-/// No version of any struct has more bytes than this. A larger size means that the struct was not initialised, so it is
-/// refused.
+/// The largest size in bytes of a struct in any version. A larger size means that the struct was not initialised, so
+/// the struct is refused.
 const LARGEST: usize = 4096;
 
 /// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the
@@ -85,7 +85,7 @@ pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<(
 /// Returns a list from C as a slice. `first` may be null if the list is empty.
 ///
 /// # Safety
-/// `first` is null, or leads to `count` elements that are initialised and stay as they are for `'a`.
+/// `first` is null, or points to `count` initialised elements that do not change during `'a`.
 pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -98,7 +98,7 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> R
 /// Returns a list from C as a mutable slice. `first` may be null if the list is empty.
 ///
 /// # Safety
-/// `first` meets the conditions of [`list`], and nothing else touches the elements for `'a`.
+/// `first` meets the conditions of [`list`], and no other code accesses the elements during `'a`.
 pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) -> Result<&'a mut [T]> {
     if count == 0 {
         return Ok(&mut []);
@@ -111,7 +111,7 @@ pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) ->
 /// Returns a text from C.
 ///
 /// # Safety
-/// `text` is null, or leads to bytes that end in a zero and stay as they are for `'a`.
+/// `text` is null, or points to bytes that end in a zero and do not change during `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str> {
     if text.is_null() {
         return Err(null(name));

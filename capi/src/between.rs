@@ -13,10 +13,11 @@ use crate::entry::call;
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// Takes part in one pass without data. A rank that has run out of data repeats this call until `*out_goes_on` is 0.
-/// The value 0 means that no rank had data, so nothing was stepped. With INSTEP_INPUTS_EVEN the call is refused.
+/// Takes part in one pass as a rank that has run out of data. Repeat this call until `*out_goes_on` is 0, which means
+/// that no rank had data and nothing was stepped. With INSTEP_INPUTS_EVEN the call is refused.
 ///
-/// Any thread may call it between passes, one at a time. It waits for the pass's last sum.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for the pass's
+/// last sum.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_join(
     stepper: *mut instep_stepper,
@@ -33,12 +34,13 @@ pub unsafe extern "C" fn instep_stepper_join(
     })
 }
 
-/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. The training's results
-/// have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this order.
-/// out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the buckets are
-/// in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
+/// Rebuilds the buckets that the stepper owns, in the order in which rank 0 handed over its gradients. The training's
+/// results have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this
+/// order. out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the
+/// buckets are in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0's call.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps,
+/// and for rank 0 to make this call too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     stepper: *mut instep_stepper,
@@ -55,11 +57,11 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     })
 }
 
-/// Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
-/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, all values are written as f32, and masters
-/// are written in place of parameters that have them. Only rank 0 writes.
+/// Writes only the parameters to a safetensors file for other programs. An existing file at `path` is replaced
+/// atomically. If `averages` is 1, moving averages are written instead of parameters. If `is_f32` is 1, all values are
+/// written as f32, and a parameter that has a master is written with the master's values. Only rank 0 writes.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_export(
     stepper: *mut instep_stepper,

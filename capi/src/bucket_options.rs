@@ -1,6 +1,7 @@
 //! Options of a bucket step, and the creation of a bucket step from them.
 //!
-//! This module looks up the options that integers select. The Rust library checks whether options can be combined.
+//! This module converts the integers of C into options of the Rust library. The Rust library checks whether options can
+//! be combined.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,8 +17,9 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, INSTEP_CONFIG, Result};
 
-/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. The library reads these options, and
-/// the structs, lists and texts in them, only until the call returns, and never frees them.
+/// Options of a bucket step. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
+/// library reads these options, and the structs, lists and texts in them, only until instep_bucket_step_create returns.
+/// It never frees any of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_bucket_step_options {
@@ -31,7 +33,7 @@ pub struct instep_bucket_step_options {
     pub groups: *const instep_group,
     /// The number of groups.
     pub group_count: usize,
-    /// The parameters of the bucket. Null: all parameters of the layout in order, without gaps.
+    /// The parameters of the bucket. Null: the bucket has all parameters of the layout in order, without gaps.
     pub params: *const u32,
     /// The offset in the bucket of each parameter in `params`, in elements.
     pub offsets: *const usize,
@@ -41,28 +43,28 @@ pub struct instep_bucket_step_options {
     pub elements: usize,
     /// Element types. Null: f32.
     pub precision: *const instep_precision,
-    /// Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
+    /// Element type of copies. A step writes a copy of each parameter that it steps. 0: there are no copies.
     pub copy: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
     pub gradients: u32,
     /// Decay rate of the parameters' moving averages. 0: there are no averages.
     pub ema_decay: f64,
     /// Number of threads of a step on the CPU, including the caller's, at most 1024. 0: only the caller's. Bucket steps
-    /// with the same number of threads use the same threads. These threads live as long as the process.
+    /// with the same number of threads share one thread pool, which lives as long as the process.
     pub threads: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
     /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,
-    /// One number for each parameter in `params`. 0: the parameter is full. Otherwise the parameter is a shard that
-    /// consists of rows of a full parameter, and the number is the length of a row in elements. Null: all parameters
-    /// are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit states, as in
-    /// the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a
-    /// multiple of 256 elements.
+    /// One number for each parameter in `params`. 0: the parameter is full. Any other number: the parameter is a shard
+    /// that consists of rows of a full parameter, and the number is the length of a row in elements. Null: all
+    /// parameters are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit
+    /// states, as in the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
+    /// starts at a multiple of 256 elements.
     pub row_elements: *const u64,
-    /// One number for each parameter in `params`. For a shard it is the index of the shard's first element. The index
-    /// counts the elements of all full parameters of the model, one parameter after the other. For a full parameter the
-    /// number is ignored. Without `row_elements` the list is ignored.
+    /// One number for each parameter in `params`. For a shard, the number is the index of the shard's first element.
+    /// The index counts the elements of all full parameters of the model, one parameter after the other. For a full
+    /// parameter the number is ignored. Without `row_elements` the list is ignored.
     pub first_elements: *const u64,
 }
 

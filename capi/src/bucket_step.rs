@@ -1,6 +1,7 @@
 //! Bucket steps: a call steps one bucket at once, on tensors that are passed with the call.
 //!
-//! The object of a handle is a `BucketStep` on the host or on a GPU. Each function works for both.
+//! A handle stands for a `BucketStep` on the host or on a GPU. Each function works for both, except
+//! instep_bucket_step_step_again, which requires the host.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -15,18 +16,19 @@ use crate::options::{refuse_stream, stream as stream_of};
 use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, scaling, tensors as lent};
 
-/// The step of one bucket, with its step counts and hyperparameters. It has no tensors: they are passed with each call.
+/// The step of one bucket, with its step counts and hyperparameters. A bucket step has no tensors: they are passed with
+/// each call.
 ///
-/// The caller owns it until instep_bucket_step_free. Any thread may use it, but only one at a time: a second thread
-/// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
+/// The caller owns the bucket step until instep_bucket_step_free. Any thread may use the bucket step, but only one
+/// thread at a time: a second thread gets INSTEP_BUSY. Different bucket steps may be used at the same time.
 pub struct instep_bucket_step;
 
 pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
 
 /// Creates a bucket step. If the call succeeds, it writes the handle to `*out_step`.
 ///
-/// Any thread may call it. No other thread may use the layout during the call. The library starts no thread before the
-/// first step.
+/// Any thread may call this function. No other thread may use the layout during the call. The library starts no thread
+/// before the first step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_create(
     options: *const instep_bucket_step_options,
@@ -43,16 +45,16 @@ pub unsafe extern "C" fn instep_bucket_step_create(
 }
 
 /// Steps the bucket. On the CPU the step is complete when the call returns. On a GPU the call launches the step on
-/// `stream`. On that stream, the sum of the gradients must come before the step. If the call is refused, nothing is
-/// written.
+/// `stream`. In the order of `stream`, the sum of the gradients must precede the step. If the call is refused, nothing
+/// is written.
 ///
 /// If `norm` is not null, call instep_norm_decide on it first. The step is then clipped or skipped as that call has
 /// decided, and `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such
-/// as the number of ranks. If both are null, the step uses the gradients as they are.
+/// as the number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
 ///
-/// Any thread may call it, but only one at a time may use the step or the norm. `stream` (cudaStream_t or CUstream)
-/// must belong to the bucket step's GPU, must live until the step on it has ended, and must not be in a capture. Null
-/// is the legacy default stream. For the CPU, pass null.
+/// Any thread may call this function, but only one thread at a time may use the bucket step or the norm. `stream`
+/// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must live until the step on it has ended, and must
+/// not be in a capture. A null `stream` means the legacy default stream. For the CPU, pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -98,12 +100,13 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. It does not read or
-/// check the list of tensors again, which saves much of the time of a small step. It returns INSTEP_ORDER if there was
-/// no such call, or if instep_norm_add was called after that call. The tensors must still be valid and must not
-/// overlap.
+/// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. The call does not read
+/// or check the list of tensors again, which saves much of the time of a small step. The call returns INSTEP_ORDER if
+/// instep_bucket_step_step has not succeeded yet, or if instep_norm_add was called since then. The tensors must still
+/// be valid and must not overlap.
 ///
-/// Any thread may call it, one at a time. It works only on the CPU: on a GPU it returns INSTEP_UNSUPPORTED.
+/// Any thread may call this function, one thread at a time per bucket step. The function works only on the CPU. On a
+/// GPU it returns INSTEP_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step_again(
     step: *mut instep_bucket_step,
@@ -127,10 +130,10 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
     })
 }
 
-/// Sets the learning rate of a group from the next step on. If `group` is null, this is the group "default". All other
+/// Sets the learning rate of a group from the next step on. A null `group` means the group "default". All other
 /// hyperparameters stay as they are. Use this call for learning-rate schedules.
 ///
-/// Any thread may call it, one at a time. It never waits for a GPU.
+/// Any thread may call this function, one thread at a time per bucket step. The call never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_lr(
     step: *mut instep_bucket_step,
@@ -144,11 +147,11 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next step on. If `group` is null, this is the group "default". If
-/// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must
-/// need the same states as the hyperparameters at creation.
+/// Sets the given hyperparameters of a group from the next step on. A null `group` means the group "default". If one
+/// hyperparameter is refused, none is set. Other hyperparameters stay as they are. The new hyperparameters must need
+/// the same states as the hyperparameters at creation.
 ///
-/// Any thread may call it, one at a time. It never waits for a GPU.
+/// Any thread may call this function, one thread at a time per bucket step. The call never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     step: *mut instep_bucket_step,
@@ -168,12 +171,12 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next step on. If `group` is null, this is the group
-/// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
-/// call instep_bucket_step_set_lr or _set_hyper. The new optimizer must have the same name and the same states as the
-/// old one. Step counts and states do not change.
+/// Replaces all hyperparameters of a group's optimizer from the next step on. A null `group` means the group "default".
+/// Hyperparameters that you leave out get their defaults, even if they were set before. To change only some
+/// hyperparameters, call instep_bucket_step_set_lr or instep_bucket_step_set_hyper. The new optimizer must have the
+/// same name and the same states as the old one. Step counts and states do not change.
 ///
-/// Any thread may call it, one at a time. It never waits for a GPU.
+/// Any thread may call this function, one thread at a time per bucket step. The call never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     step: *mut instep_bucket_step,
@@ -195,7 +198,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
 /// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
 /// optimizers, `*out_carried` is 1. Either pointer may be null.
 ///
-/// Any thread may call it, one at a time. On a GPU it waits for the last step.
+/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_progress(
     step: *mut instep_bucket_step,
@@ -218,10 +221,10 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     })
 }
 
-/// Sets the numbers that instep_bucket_step_progress reads, to resume a training. For NAdam with a count above 0,
+/// Resumes a training: sets the numbers that instep_bucket_step_progress reads. For NAdam with a count above 0,
 /// `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63 or more is refused.
 ///
-/// Any thread may call it, one at a time. On a GPU it waits for the last step.
+/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_progress(
     step: *mut instep_bucket_step,
@@ -238,10 +241,11 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
 }
 
 /// Adds the summed gradients of a bucket to a norm. Add each bucket once between instep_norm_begin and
-/// instep_norm_decide, in any order. Parameters that are frozen or have no gradient are left out. A bucket with only
-/// such parameters still counts as added.
+/// instep_norm_decide, in any order. The norm leaves out parameters that have no gradient. A bucket without any
+/// gradient still counts as added.
 ///
-/// Any thread may call it, but only one at a time may use the norm or the step. The gradients are only read.
+/// Any thread may call this function, but only one thread at a time may use the norm or the bucket step. The gradients
+/// are only read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_add(
     norm: *mut instep_norm,
@@ -259,10 +263,10 @@ pub unsafe extern "C" fn instep_norm_add(
     })
 }
 
-/// Frees a bucket step. Null is allowed and does nothing.
+/// Frees a bucket step. If the handle is null, the call does nothing.
 ///
-/// Any thread may call it, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free
-/// it. On a GPU it waits for the last step.
+/// Any thread may call this function, one thread at a time per bucket step. If another thread is using the bucket step,
+/// the call returns INSTEP_BUSY and does not free the bucket step. On a GPU, the call waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_free(step: *mut instep_bucket_step) -> instep_status {
     call(|| if step.is_null() { Ok(()) } else { BUCKET_STEPS.remove(step).map(drop) })

@@ -1,4 +1,4 @@
-//! Saves a stepper to one file, together with numbers of the trainer, and loads them again.
+//! Saves a stepper and named numbers of the trainer to one file, and loads such a file.
 //!
 //! The file is a checkpoint of the Rust library. Its format is safetensors.
 #![allow(unsafe_code)]
@@ -17,10 +17,11 @@ use crate::stepper::{STEPPERS, instep_stepper, on_any};
 pub const INSTEP_NUMBER: u32 = 0;
 /// A kind of instep_scalar: a whole number, such as an epoch or a seed.
 pub const INSTEP_INTEGER: u32 = 1;
-/// The kind of an instep_scalar after a load, if the checkpoint has no number of its name.
+/// A kind of instep_scalar that a load sets if the checkpoint has no number with the name of the scalar.
 pub const INSTEP_ABSENT: u32 = 2;
 
-/// A named number of the caller, such as the epoch. A checkpoint stores it beside the stepper's values.
+/// A named number of the caller, such as the epoch. A checkpoint stores such numbers together with the stepper's
+/// values.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scalar {
@@ -39,7 +40,7 @@ pub struct instep_scalar {
 /// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes. On
 /// any other rank the call does nothing and returns at once. `scalars` may be null if `scalar_count` is 0.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_save(
     stepper: *mut instep_stepper,
@@ -71,10 +72,10 @@ pub unsafe extern "C" fn instep_stepper_save(
     })
 }
 
-/// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
-/// Every rank loads the same file. Nothing changes before the whole file has been checked.
+/// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from the
+/// checkpoint. Every rank loads the same file. Nothing changes before the whole file has been checked.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_load(
     stepper: *mut instep_stepper,

@@ -20,7 +20,7 @@ pub const INSTEP_MASTER_NONE: u32 = 0;
 pub const INSTEP_MASTER_F32: u32 = 1;
 /// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the lower 16 bits of the weight.
 pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
-/// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores the next 8 bits of the weight.
+/// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores bits 8 to 15 of the weight.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
 /// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
@@ -44,20 +44,21 @@ pub const INSTEP_MODE_NORMED: u32 = 1;
 /// Steps all buckets after the last sum, one bucket after the other.
 pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
 
-/// Stepped gradients stay as they are: sums over the ranks. The default.
+/// A step does not change gradients: they are still the sums over the ranks. The default.
 pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
 /// The step zeroes the gradients that it has read.
 pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
-/// The memory of stepped gradients is returned to the system. Only for a stepper on the CPU that owns its memory.
+/// The memory of stepped gradients is returned to the system. This option requires a stepper on the CPU that owns its
+/// memory.
 pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
 /// The step overwrites each gradient with the value that it used: the mean over ranks, divided by the loss scale and
 /// clipped.
 pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
-/// INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
+/// Means INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, and INSTEP_UNUSED_REFUSE otherwise.
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
-/// A parameter is not stepped if no rank wrote its gradient. Refused if the buckets are in the caller's memory, because
-/// such buckets have no room for the number of ranks that used each parameter.
+/// A parameter is not stepped if no rank wrote its gradient. This option is refused if the buckets are in the caller's
+/// memory, because such buckets have no room for the number of ranks that used each parameter.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
 /// If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
 /// with them.
@@ -68,15 +69,15 @@ pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
 /// All ranks have the same number of batches. The default.
 pub const INSTEP_INPUTS_EVEN: u32 = 0;
-/// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by world_size.
+/// A rank that runs out of data calls instep_stepper_join. Summed gradients are divided by world_size.
 pub const INSTEP_INPUTS_BY_WORLD_SIZE: u32 = 1;
-/// Ranks may run out of data, and then call instep_stepper_join. Summed gradients are divided by the number of ranks
-/// that had data in the pass.
+/// A rank that runs out of data calls instep_stepper_join. Summed gradients are divided by the number of ranks that had
+/// data in the pass.
 pub const INSTEP_INPUTS_BY_CONTRIBUTORS: u32 = 2;
 
 /// The optimizer steps the parameter. The default.
 pub const INSTEP_ACTION_STEP: u32 = 0;
-/// The library only averages the parameter's gradient over the ranks, for another optimizer.
+/// The library averages the parameter's gradient over the ranks, so that another optimizer can step the parameter.
 pub const INSTEP_ACTION_AVERAGE: u32 = 1;
 /// The library changes neither the parameter nor its summed gradient.
 pub const INSTEP_ACTION_LEAVE: u32 = 2;
@@ -90,9 +91,10 @@ pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
 /// Clips each bucket by that bucket's norm.
 pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
-/// The parameter itself. If it has a master weight, instep_stepper_read copies the master's values.
+/// The parameter itself. If the parameter has a master weight, instep_stepper_read copies the master's values.
 pub const INSTEP_PARAM: u32 = 0;
-/// A parameter's gradient. After a pass it is the sum over the ranks, still multiplied by the loss scale.
+/// A parameter's gradient. After a pass with INSTEP_GRADIENTS_KEEP, the gradient is the sum over the ranks, still
+/// multiplied by the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
 /// A state of the parameter's optimizer. The state's name must be given.
 pub const INSTEP_STATE: u32 = 2;

@@ -1,7 +1,7 @@
 //! The caller's collective: a table of functions that the library calls like the methods of the Rust trait.
 //!
-//! While such a function runs, its thread may not call the library, because that call could wait for the function
-//! itself. `entry::in_callback` refuses such calls.
+//! While a function of the table runs, its thread must not call the library, because the call could wait for that
+//! function to return. `entry::in_callback` refuses such calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_void};
@@ -18,7 +18,7 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_call {
-    /// The size of instep_call in the library. It may be larger than in the caller's header.
+    /// The size of instep_call in the library. The size may be larger than in the caller's header.
     pub size: usize,
     /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
     pub kind: u32,
@@ -26,7 +26,7 @@ pub struct instep_call {
     pub dtype: u32,
     /// The source, a range of `bytes` bytes.
     pub src: *const c_void,
-    /// The destination, a range of `bytes` bytes. It may be the same address as the source.
+    /// The destination, a range of `bytes` bytes. The destination may be the same range as the source.
     pub dst: *mut c_void,
     /// Length of the source and of the destination, in bytes.
     pub bytes: u64,
@@ -36,31 +36,32 @@ pub struct instep_call {
     pub bucket: i64,
     /// How long the call may wait for other ranks, in milliseconds.
     pub deadline_ms: u64,
-    /// On a GPU, the stream to enqueue on. Null on the CPU.
+    /// On a GPU, the stream on which `enqueue` must enqueue its work. Null on the CPU.
     pub stream: *mut c_void,
-    /// 32 bytes that must be equal on all ranks. If they differ, the ranks are making different calls and would hang
-    /// later. In this case, return a failure.
+    /// 32 bytes that must be equal on all ranks. If these bytes differ between ranks, return a failure, because the
+    /// ranks make different calls and would hang later.
     pub key: [u8; 32],
 }
 
 /// One rank's part in the caller's collective. The library copies this struct, and passes `data` to each function.
 ///
-/// A function may call only instep_version, instep_status_name and instep_last_error of this library. Any other call in
-/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends. instep::caught, at the end of this
-/// header, turns an exception into a status.
+/// A function of this struct may call only instep_version, instep_status_name and instep_last_error. Any other call of
+/// the library from such a function returns INSTEP_BUSY. An exception that leaves a function of this struct ends the
+/// process. instep::caught, at the end of this header, turns an exception into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
-    /// The caller's data. Any thread may use it until instep_stepper_free has returned. If instep_stepper_create fails,
-    /// the library does not use the data.
+    /// The caller's data. It must be usable on any thread until instep_stepper_free has returned. If
+    /// instep_stepper_create fails, the library does not use the data.
     pub data: *mut c_void,
-    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU the
-    /// function is called on a thread of the library, one call at a time. It may block until all ranks are done, and
-    /// must leave the result in `dst`. On a GPU the function is called on the thread that calls the stepper. It must
-    /// enqueue its work on the call's stream, and must not wait for it. Every rank makes the same calls in the same
-    /// order. Not null.
+    /// Takes part in one collective call, and returns INSTEP_OK. Any other return value ends the stepper. On the CPU,
+    /// the library makes one call at a time, on its own thread or, with is_inline, on the thread that calls the
+    /// stepper. On the CPU, the function may block until all ranks are done, and must write the result to `dst` before
+    /// it returns. On a GPU, the thread that calls the stepper makes the call. On a GPU, the function must enqueue its
+    /// work on the call's stream, and must not wait for that work. Every rank makes the same calls in the same order.
+    /// Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
     /// Ends the group: every rank's current call and all later calls must then fail. It must not block. `cause` is
@@ -84,8 +85,8 @@ unsafe impl Growing for instep_collective {
     const NAME: &'static str = "instep_collective";
 }
 
-/// The caller's collective. The stepper's threads may have a clone of it for a short time after the stepper is freed,
-/// but they no longer call its functions.
+/// The caller's collective. For a short time after a stepper is freed, its threads may still have a clone of this
+/// struct, but they no longer call the functions.
 #[derive(Clone)]
 pub(crate) struct Foreign {
     table: instep_collective,
@@ -102,7 +103,7 @@ unsafe impl Sync for Foreign {}
 
 impl Foreign {
     /// # Safety
-    /// The table meets instep.h's contract, until it is released.
+    /// The table meets instep.h's contract until [`Foreign::release`] is called.
     pub(crate) unsafe fn read(from: *const instep_collective, rank: u32, world_size: u32) -> Result<Foreign> {
         // SAFETY: guaranteed by the caller.
         let table = unsafe { read(from)? };
@@ -123,7 +124,7 @@ impl Foreign {
         })
     }
 
-    /// Tells the caller that no function will be called any more.
+    /// Calls the function `release`, after which the library calls no function of the table.
     pub(crate) fn release(&self) {
         if let Some(release) = self.table.release {
             // SAFETY: the function and its data meet instep.h's contract.

@@ -1,5 +1,5 @@
-//! The entry of every function that returns a status. It refuses calls in forked children and in callbacks, catches
-//! panics, and stores the last error.
+//! The entry of every function that returns a status. This module refuses calls in forked children and in callbacks,
+//! catches panics, and stores the last error.
 //!
 //! [`call`] turns a panic into a status, so no panic reaches C.
 #![allow(unsafe_code)]
@@ -19,7 +19,7 @@ thread_local! {
 
 /// Returns the version of the library, such as "0.1.0". The text lives as long as the process.
 ///
-/// May be called on any thread at any time, in callbacks and in forked children too.
+/// Any thread may call this function at any time, also in callbacks and in forked children.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -28,16 +28,17 @@ pub extern "C" fn instep_version() -> *const c_char {
 
 /// Returns the name of a status, such as "INSTEP_OK". The text lives as long as the process.
 ///
-/// May be called on any thread at any time, in callbacks and in forked children too.
+/// Any thread may call this function at any time, also in callbacks and in forked children.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_status_name(status: instep_status) -> *const c_char {
     name(status).as_ptr()
 }
 
 /// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text
-/// is empty if no call has failed. The library owns the text. It is valid until another call of this thread fails.
+/// is empty if no call has failed. The library owns the text. The text is valid until another call on this thread
+/// fails.
 ///
-/// May be called on any thread at any time, in callbacks and in forked children too.
+/// Any thread may call this function at any time, also in callbacks and in forked children.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_last_error() -> *const c_char {
     let text = LAST_ERROR.try_with(|last| last.try_borrow().map(|text| text.as_ptr()));
@@ -63,7 +64,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> instep_status {
     }
 }
 
-/// Runs a callback. Until it returns, [`call`] refuses every call on this thread.
+/// Runs a callback. Until the callback returns, [`call`] refuses every call on this thread.
 pub(crate) fn in_callback<T>(callback: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {

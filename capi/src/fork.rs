@@ -1,7 +1,7 @@
 //! Detects whether this process was forked from a process that uses the library.
 //!
-//! A child has none of its parent's threads, so a lock may be held by a thread that no longer exists. A fork handler
-//! therefore sets a flag in the child, and every call reads the flag before it takes a lock.
+//! A child process has none of its parent's threads, so a lock may be held by a thread that no longer exists. A fork
+//! handler therefore sets a flag in the child, and every call reads the flag before it takes a lock.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -34,8 +34,9 @@ pub(crate) fn refuse_child() -> Result<()> {
     Ok(())
 }
 
-/// Registers the fork handler. It sets the flag in every child that is forked later. The library calls this when the
-/// first handle is created. If a process forks before its first handle, both parent and child may use the library.
+/// Registers the fork handler. The handler sets the flag in every child that is forked later. The library calls this
+/// function when the first handle is created. If a process forks before its first handle, both parent and child may use
+/// the library.
 pub(crate) fn watch() {
     static WATCHED: OnceLock<c_int> = OnceLock::new();
     // SAFETY: the handler only stores to an atomic of this library, and the library is never unloaded (`build.rs`).

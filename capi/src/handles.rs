@@ -1,8 +1,9 @@
 //! Handles, and the tables of the objects that they stand for. C sees a handle as a pointer, but it is only a number.
 //!
-//! A handle is never dereferenced. It contains its kind, its index in the kind's table, and the generation of that
-//! table entry. The library can therefore refuse a handle that was freed or is of another kind, and a number that is
-//! not a handle. Each object has a lock. A call that would have to wait for the lock is refused too.
+//! A handle is never dereferenced. A handle contains its kind, the index of its entry in that kind's table, and the
+//! generation of the entry. The library can therefore refuse a handle that was freed or is of another kind, and a
+//! number that is not a handle. Each object has a lock. A call that would have to wait for an object's lock is refused
+//! too.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
@@ -11,8 +12,8 @@ use crate::status::{Fault, INSTEP_BUSY, INSTEP_HANDLE, INSTEP_NULL, INSTEP_PANIC
 
 const PLACE_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
-/// The low bits of every handle. The address of a C object is usually a multiple of 8 and has zeros there, so it is not
-/// mistaken for a handle.
+/// The low bits of every handle. The address of a C object is usually a multiple of 8, so its low bits are zeros and it
+/// is not mistaken for a handle.
 const MARK: u64 = 0b101;
 const MARK_BITS: u32 = 3;
 
@@ -44,8 +45,8 @@ struct Slot<T> {
     object: Option<Arc<Object<T>>>,
 }
 
-/// An object with its lock. A call that frees the object leaves `None` here. Another thread that looked up the object
-/// just before that call finds the `None`.
+/// An object with its lock. A call that frees the object replaces it by `None`. Another thread may have looked up the
+/// object just before that call, and then finds `None`.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {

@@ -1,6 +1,7 @@
-//! Layouts. The caller adds one parameter after the other. The first use of the layout closes it.
+//! Layouts. The caller adds one parameter after the other. The first use of a layout closes it, and no parameter can be
+//! added after that.
 //!
-//! In C a parameter is named by its number. Parameters are numbered in the order in which they are added.
+//! In C a number identifies a parameter. Parameters are numbered in the order in which they are added.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -15,8 +16,9 @@ use crate::status::{Fault, INSTEP_LAYOUT, INSTEP_ORDER, Result, instep_status};
 
 /// The names, shapes and groups of a model's parameters.
 ///
-/// The caller owns it until instep_layout_free. Bucket steps and steppers copy what they need, so the layout may be
-/// freed once they are created. Any thread may use it, but only one at a time: a second thread gets INSTEP_BUSY.
+/// The caller owns the layout until instep_layout_free. Bucket steps and steppers copy what they need from the layout,
+/// so the layout may be freed once they are created. Any thread may use the layout, but only one thread at a time: a
+/// second thread gets INSTEP_BUSY.
 pub struct instep_layout;
 
 /// One parameter.
@@ -25,10 +27,10 @@ pub struct instep_layout;
 pub struct instep_param {
     /// sizeof(instep_param).
     pub size: usize,
-    /// The parameter's name. Checkpoints use it too. No other parameter may have this name.
+    /// The parameter's name. Checkpoints use it too. No two parameters may have the same name.
     pub name: *const c_char,
-    /// The lengths of the parameter's dimensions. Their product is the number of elements. A parameter without
-    /// dimensions is a scalar and has one element.
+    /// The lengths of the parameter's dimensions. The product of these lengths is the number of elements. A parameter
+    /// without dimensions is a scalar and has one element.
     pub shape: *const usize,
     /// The number of dimensions.
     pub dimensions: usize,
@@ -52,7 +54,7 @@ unsafe impl Growing for instep_param {
 
 pub(crate) static LAYOUTS: Table<Open> = Table::new(Kind::Layout);
 
-/// A layout. It has a builder until its first use, and the built layout after that.
+/// A layout: a builder until the first use, and the built layout from then on.
 pub(crate) struct Open {
     builder: Option<LayoutBuilder>,
     count: u32,
@@ -61,7 +63,7 @@ pub(crate) struct Open {
 
 /// Creates a layout without parameters. If the call succeeds, it writes the handle to `*out_layout`.
 ///
-/// Any thread may call it.
+/// Any thread may call this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layout) -> instep_status {
     call(|| {
@@ -74,11 +76,11 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
 }
 
 /// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
-/// in the order in which the forward pass uses them. The first use of the layout closes it. After that, this call
-/// returns INSTEP_ORDER.
+/// in the order in which the forward pass uses them. The first use of the layout closes it. Once the layout is closed,
+/// this call returns INSTEP_ORDER.
 ///
-/// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
-/// first use of the layout fails.
+/// Any thread may call this function, one thread at a time per layout. The struct is copied. If a name is used twice,
+/// or a shape is too large, the first use of the layout fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_add(
     layout: *mut instep_layout,
@@ -124,10 +126,10 @@ pub unsafe extern "C" fn instep_layout_add(
     })
 }
 
-/// Finds the number of a parameter by its name. If no parameter has the name, it returns INSTEP_LAYOUT, and
+/// Finds the number of a parameter by its name. If no parameter has the name, the call returns INSTEP_LAYOUT, and
 /// instep_last_error lists similar names. This call closes the layout.
 ///
-/// Any thread may call it, one at a time.
+/// Any thread may call this function, one thread at a time per layout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_find(
     layout: *mut instep_layout,
@@ -146,10 +148,10 @@ pub unsafe extern "C" fn instep_layout_find(
     })
 }
 
-/// Frees a layout. Null is allowed and does nothing.
+/// Frees a layout. If the handle is null, the call does nothing.
 ///
-/// Any thread may call it, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free
-/// it.
+/// Any thread may call this function, one thread at a time per layout. If another thread is using the layout, the call
+/// returns INSTEP_BUSY and does not free the layout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_free(layout: *mut instep_layout) -> instep_status {
     call(|| if layout.is_null() { Ok(()) } else { LAYOUTS.remove(layout).map(drop) })

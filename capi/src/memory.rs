@@ -29,23 +29,23 @@ pub struct instep_bucket {
     pub param_count: usize,
 }
 
-/// The caller's tensors. They are in the memory of the stepper's device. Their element types follow from the layout and
-/// the precisions. All gradients of a bucket must have one type.
+/// The caller's tensors. These tensors are in the memory of the stepper's device. The layout and the precisions
+/// determine their element types. All gradients of a bucket must have one type.
 ///
 /// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
-/// from a call of instep_stepper_address with INSTEP_WRITE until the parameter's hand-over. The caller may read a
-/// parameter from a call of instep_stepper_address until its hand-over. At all other times the caller must not touch
-/// gradients or parameters.
+/// after a call of instep_stepper_address with INSTEP_WRITE, until the parameter is handed over. The caller may read a
+/// parameter after a call of instep_stepper_address, until the parameter is handed over. At all other times the caller
+/// must not touch gradients or parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {
     /// sizeof(instep_memory).
     pub size: usize,
-    /// The address of each parameter, by its number.
+    /// The addresses of all parameters, in the order of their numbers.
     pub params: *const *mut c_void,
     /// The number of parameters of the layout. In instep_stepper_rebind, 0 means that no parameter has moved.
     pub param_count: usize,
-    /// All buckets. They are numbered in the order of this list. Every parameter must be in one bucket.
+    /// All buckets. Buckets are numbered in the order of this list. Every parameter must be in exactly one bucket.
     pub buckets: *const instep_bucket,
     /// The number of buckets. In instep_stepper_rebind, 0 means that the buckets have not changed.
     pub bucket_count: usize,

@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets, and the decision that follows from it.
 //!
-//! The object of a handle is a `GradNorm` on the host or on a GPU.
+//! A handle stands for a `GradNorm` on the host or on a GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,11 +16,11 @@ use crate::options::{cuda, instep_cuda, refuse_stream, stream as stream_of};
 use crate::status::instep_status;
 use crate::tensors::{instep_scaling, scaling as factors};
 
-/// The norm over the gradients of any number of buckets. From it follows whether the steps of these buckets are clipped
-/// or skipped.
+/// The norm over the gradients of any number of buckets. The norm decides whether the steps of these buckets are
+/// clipped or skipped.
 ///
-/// The caller owns it until instep_norm_free. Any thread may use it, but only one at a time: a second thread gets
-/// INSTEP_BUSY.
+/// The caller owns the norm until instep_norm_free. Any thread may use the norm, but only one thread at a time: a
+/// second thread gets INSTEP_BUSY.
 pub struct instep_norm;
 
 /// The decision that follows from a norm.
@@ -29,9 +29,9 @@ pub struct instep_norm;
 pub struct instep_decision {
     /// sizeof(instep_decision), set by the caller.
     pub size: usize,
-    /// The norm of all averaged gradients. It is infinite or NaN if a gradient is infinite or NaN.
+    /// The norm of all averaged gradients. The norm is infinite or NaN if a gradient is infinite or NaN.
     pub norm: f64,
-    /// The clip coefficient. It is 1 if nothing is clipped or all steps are skipped.
+    /// The clip coefficient. The coefficient is 1 if nothing is clipped or all steps are skipped.
     pub clip: f64,
     /// 1 if no gradient is infinite or NaN.
     pub is_finite: u32,
@@ -54,7 +54,7 @@ pub(crate) enum Norm {
 /// Creates a norm for buckets on a GPU, or on the CPU if `on` is null. If the call succeeds, it writes the handle to
 /// `*out_norm`.
 ///
-/// Any thread may call it.
+/// Any thread may call this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_create(
     on: *const instep_cuda,
@@ -72,12 +72,13 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. Null means
-/// that they contain none. A clip in `scaling` is refused, because the norm decides the clip.
+/// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. A null
+/// `scaling` means that the gradients contain no factor. A clip in `scaling` is refused, because the norm decides the
+/// clip.
 ///
-/// Any thread may call it, one at a time. On a GPU, the work of each call on a norm is enqueued on the `stream` of that
-/// call. It runs after the work of the previous call on this norm, even if that call had another stream. The conditions
-/// for `stream` are those of instep_bucket_step_step.
+/// Any thread may call this function, one thread at a time per norm. On a GPU, the work of each call on a norm is
+/// enqueued on the `stream` of that call. This work runs after the work of the previous call on this norm, even if the
+/// two calls have different streams. `stream` must meet the conditions that instep_bucket_step_step names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -102,11 +103,11 @@ pub unsafe extern "C" fn instep_norm_begin(
 }
 
 /// Decides the clip coefficient, and whether the steps are skipped. Gradients with a norm above `max_norm` are clipped
-/// to `max_norm`. If it is 0, nothing is clipped. If `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps
-/// are skipped. After this call, step each added bucket once with this norm. The call is refused if no bucket was
-/// added.
+/// to `max_norm`. If `max_norm` is 0, nothing is clipped. If `skip_nonfinite` is 1 and a gradient is infinite or NaN,
+/// all steps are skipped. After this call, step each added bucket once with this norm. The call is refused if no bucket
+/// was added.
 ///
-/// Any thread may call it, one at a time.
+/// Any thread may call this function, one thread at a time per norm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_decide(
     norm: *mut instep_norm,
@@ -133,7 +134,8 @@ pub unsafe extern "C" fn instep_norm_decide(
 
 /// Reads the decision.
 ///
-/// Any thread may call it, one at a time. On a GPU it waits for the work of the last call on this norm.
+/// Any thread may call this function, one thread at a time per norm. On a GPU, the call waits for the work of the last
+/// call on this norm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_read(
     norm: *mut instep_norm,
@@ -154,10 +156,10 @@ pub unsafe extern "C" fn instep_norm_read(
     })
 }
 
-/// Frees a norm. Null is allowed and does nothing.
+/// Frees a norm. If the handle is null, the call does nothing.
 ///
-/// Any thread may call it, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free
-/// it.
+/// Any thread may call this function, one thread at a time per norm. If another thread is using the norm, the call
+/// returns INSTEP_BUSY and does not free the norm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_free(norm: *mut instep_norm) -> instep_status {
     call(|| if norm.is_null() { Ok(()) } else { NORMS.remove(norm).map(drop) })

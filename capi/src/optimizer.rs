@@ -18,21 +18,21 @@ use crate::status::{Fault, INSTEP_CONFIG, INSTEP_UNSUPPORTED, Result, instep_sta
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_hyper {
-    /// Its name in torch.optim, such as "lr" or "weight_decay". A pair such as betas is two hyperparameters with two
-    /// names, "beta1" and "beta2".
+    /// The hyperparameter's name in torch.optim, such as "lr" or "weight_decay". A pair such as betas is two
+    /// hyperparameters with two names, "beta1" and "beta2".
     pub name: *const c_char,
     /// Its value. Flags are 0 or 1.
     pub value: f64,
 }
 
-/// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call
-/// returns, and never frees them.
+/// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call that
+/// receives the struct returns, and never frees them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_optimizer {
     /// sizeof(instep_optimizer).
     pub size: usize,
-    /// Its name in torch.optim or in its paper, in upper or lower case, such as "AdamW", "sgd" or "lamb".
+    /// The optimizer's name in torch.optim or in its paper, in upper or lower case, such as "AdamW", "sgd" or "lamb".
     pub name: *const c_char,
     /// The given hyperparameters. All others have their defaults.
     pub hypers: *const instep_hyper,
@@ -46,10 +46,10 @@ unsafe impl Growing for instep_optimizer {
 }
 
 /// Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
-/// those of torch.optim. If there is no state with this index, null is written. The text lives as long as the process.
-/// In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
+/// those of torch.optim. If there is no state with this index, the call writes null. The text lives as long as the
+/// process. In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
 ///
-/// Any thread may call it.
+/// Any thread may call this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_optimizer_state_name(
     optimizer: *const instep_optimizer,
@@ -127,8 +127,8 @@ pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Ve
     Ok(changes)
 }
 
-/// Refuses to replace a group's optimizer by one of another name. The names must be compared, because two optimizers
-/// such as Adam and AdamW may have the same hyperparameters.
+/// Refuses to replace a group's optimizer by an optimizer with another name. The names must be compared, because two
+/// optimizers such as Adam and AdamW may have the same hyperparameters.
 pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
     let new = name_of(new);
     if old == new {

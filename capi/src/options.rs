@@ -1,4 +1,4 @@
-//! Options that steps and steppers share: groups' optimizers, element types, the GPU.
+//! Options that bucket steps and steppers share: the optimizers of groups, element types, and the GPU.
 //!
 //! Each option is read into the Rust library's own type.
 #![allow(unsafe_code)]
@@ -24,10 +24,11 @@ pub struct instep_group {
     pub name: *const c_char,
     /// Its optimizer. Null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types. Null: the default precision of the options. It must be null for a bucket step, because a
-    /// bucket step has only one precision.
+    /// Its element types. Null: the default precision of the options. This field must be null for a bucket step,
+    /// because a bucket step has only one precision.
     pub precision: *const instep_precision,
-    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It must be 0 for a bucket step, which an instep_norm clips instead.
+    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. This field must be 0 for a bucket step, because an instep_norm
+    /// decides the clip of bucket steps.
     pub clip: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -35,7 +36,7 @@ pub struct instep_group {
     pub max_norm: f64,
 }
 
-/// Element types of the tensors. Arithmetic is f32 for all of them.
+/// Element types of the tensors. Arithmetic is in f32 for all element types.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_precision {
@@ -76,9 +77,8 @@ pub struct instep_cuda {
     /// backward. Null: the legacy default stream. Bucket steps and norms take a stream in each call, and ignore this
     /// stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step. 0: the library chooses. A step is divided into tiles of elements. If
-    /// tiles move at least 38 KiB on average, a block then steps one tile. If they move less, a block steps so many
-    /// tiles that it moves about 224 KiB.
+    /// Largest number of thread blocks of a step. A step is divided into tiles of elements. 0: each block steps one
+    /// tile if tiles move at least 38 KiB on average, and otherwise enough tiles to move about 224 KiB.
     pub max_blocks: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -89,7 +89,7 @@ unsafe impl Growing for instep_cuda {
     const NAME: &'static str = "instep_cuda";
 }
 
-/// The optimizers, precisions and clips for a layout: the default ones, and those that single groups have.
+/// The optimizers, precisions and clips for a layout: the defaults, and those of single groups.
 pub(crate) struct Groups {
     pub(crate) optimizer: Box<dyn Optimizer>,
     pub(crate) precision: Precision,

@@ -19,8 +19,8 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 /// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
 /// next pass broadcasts all parameters of that parameter's bucket.
 ///
-/// Any thread may call it, one at a time. On a GPU, if parameters were written before this call, it waits until the
-/// other ranks make this call too. Otherwise it does not wait.
+/// Any thread may call this function, one thread at a time per stepper. On a GPU, if parameters were written before
+/// this call, the call waits until the other ranks make this call too. Otherwise this call does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn instep_stepper_begin(
 /// Begins the next micro-batch. The caller may then use every parameter and gradient again. The values of the gradients
 /// do not change.
 ///
-/// Any thread may call it, one at a time. It does not wait.
+/// Any thread may call this function, one thread at a time per stepper. The call does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -48,13 +48,13 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
     })
 }
 
-/// Hands over a parameter. This says that its gradient is complete, and that the caller no longer uses the parameter or
-/// the gradient in this pass. Once all parameters of the bucket are handed over, the bucket is reduced. The option
-/// `mode` decides when the bucket is stepped. After the hand-over, addresses of the parameter and of its gradient are
-/// invalid.
+/// Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
+/// parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
+/// reduced. The option `mode` decides when the bucket is stepped. After the hand-over of the last use, addresses of the
+/// parameter and of its gradient are invalid.
 ///
-/// Any thread may call it, one at a time. It waits only if the option `is_inline` is 1. On a GPU, the sum and the step
-/// run after the work that is on compute_stream at the time of the call.
+/// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
+/// is 1. On a GPU, the sum and the step run after the work that is on compute_stream at the time of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_grad_ready(
     stepper: *mut instep_stepper,
@@ -69,10 +69,11 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
 }
 
 /// Hands over all parameters of a bucket. Buckets in the caller's memory are numbered in the order of
-/// instep_memory.buckets. With sums_by_caller, the call also says that the bucket's sum is complete. On a GPU with
+/// instep_memory.buckets. With sums_by_caller, the call also declares that the bucket's sum is complete. On a GPU with
 /// sums_by_caller, call instep_stepper_bucket_ready_after instead.
 ///
-/// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
+/// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
+/// is 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_bucket_ready(
     stepper: *mut instep_stepper,
@@ -86,12 +87,12 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
 }
 
 /// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
-/// or CUevent). The caller must have recorded the event in this pass, after the bucket's sum. The sum must come after
-/// the pass's last write of a gradient in the bucket, and after its last read of a parameter in the bucket. If the
-/// event was never recorded, or was recorded too early, the step races with the sum. This call enqueues the wait, so
-/// the event may be destroyed or recorded again after the call.
+/// or CUevent). The caller must have recorded the event in this pass, after the bucket's sum. The sum must run after
+/// the pass's last write of a gradient in the bucket, and after the pass's last read of a parameter in the bucket. If
+/// the event was never recorded, or was recorded too early, the step races with the sum. This call enqueues the wait,
+/// so the event may be destroyed or recorded again after the call.
 ///
-/// Any thread may call it, one at a time. It does not wait.
+/// Any thread may call this function, one thread at a time per stepper. The call does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     stepper: *mut instep_stepper,
@@ -115,10 +116,11 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
 }
 
 /// Declares parameters for which no rank has a gradient, so that the open pass does not step them. All ranks must
-/// declare the same parameters, before they hand them over. If such a parameter's gradient was written, the gradient is
-/// discarded. With INSTEP_UNUSED_SKIP the call is refused, because the stepper then finds unused parameters itself.
+/// declare the same parameters at the same point of the pass, before these parameters are handed over. If the gradient
+/// of a declared parameter was written, it is discarded. With INSTEP_UNUSED_SKIP the call is refused, because the
+/// stepper then finds unused parameters itself.
 ///
-/// Any thread may call it, one at a time. It does not wait.
+/// Any thread may call this function, one thread at a time per stepper. The call does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_unused(
     stepper: *mut instep_stepper,
@@ -135,13 +137,13 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. A parameter with a written gradient is handed over, if the caller has not done so. The option
-/// `unused` says what happens to parameters without a gradient. With sums_by_caller, only the caller's hand-over says
-/// that a bucket's sum is complete. The call therefore returns INSTEP_ORDER if a bucket has written gradients and was
-/// not handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
+/// Closes the pass. The call hands over each parameter that has a written gradient and was not handed over before. The
+/// option `unused` says what happens to parameters without a gradient. With sums_by_caller, the call returns
+/// INSTEP_ORDER if a bucket has written gradients and was not handed over, because only the hand-over declares that the
+/// bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 ///
-/// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access to a
-/// tensor waits for the tensor's bucket.
+/// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
+/// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the tensor's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -149,13 +151,13 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
     })
 }
 
-/// Abandons the pass. A bucket is launched when its sum and its step are given to the device. The gradients of buckets
-/// that were not launched are discarded. In INSTEP_MODE_EAGER, the launched buckets stay stepped. Their count is
-/// written to `*out_count`, and the numbers of the first `capacity` of them to `out_buckets`. Both pointers may be
-/// null.
+/// Abandons the pass. A bucket is launched when its sum and its step are enqueued on the device. The gradients of
+/// buckets that were not launched are discarded. In INSTEP_MODE_EAGER, the steps of launched buckets are not undone.
+/// The call writes the number of stepped buckets to `*out_count`, and the first `capacity` of their numbers to
+/// `out_buckets`. Both pointers may be null.
 ///
-/// Any thread may call it, one at a time. It waits only if the pass broadcasts parameters. All ranks must abandon the
-/// pass after the same bucket.
+/// Any thread may call this function, one thread at a time per stepper. The call waits only if the pass broadcasts
+/// parameters. All ranks must abandon the pass after the same bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_abandon(
     stepper: *mut instep_stepper,

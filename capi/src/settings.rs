@@ -45,10 +45,11 @@ unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Sets the learning rate of a group from the next pass on. If `group` is null, this is the group "default". All other
-/// hyperparameters stay as they are. All ranks set the same value. Use this call for learning-rate schedules.
+/// Sets the learning rate of a group from the next pass on. A null `group` means the group "default". All other
+/// hyperparameters stay as they are. All ranks must set the same value. Use this call for learning-rate schedules.
 ///
-/// Any thread may call it between passes, one at a time. It does not wait for steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
+/// steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_lr(
     stepper: *mut instep_stepper,
@@ -64,10 +65,11 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next pass on. If `group` is null, this is the group "default". If
-/// one hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks set the same values.
+/// Sets the given hyperparameters of a group from the next pass on. A null `group` means the group "default". If one
+/// hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks must set the same values.
 ///
-/// Any thread may call it between passes, one at a time. It does not wait for steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
+/// steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_hyper(
     stepper: *mut instep_stepper,
@@ -89,11 +91,13 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next pass on. If `group` is null, this is the group
-/// "default". Hyperparameters that you leave out get their defaults, even if they were set before. To change only some,
-/// call instep_stepper_set_lr or _set_hyper. The optimizer must have the same name. All ranks set the same values.
+/// Replaces all hyperparameters of a group's optimizer from the next pass on. A null `group` means the group "default".
+/// Hyperparameters that you leave out get their defaults, even if they were set before. To change only some
+/// hyperparameters, call instep_stepper_set_lr or instep_stepper_set_hyper. The new optimizer must have the same name
+/// as the old one. All ranks must set the same values.
 ///
-/// Any thread may call it between passes, one at a time. It does not wait for steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
+/// steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_optimizer(
     stepper: *mut instep_stepper,
@@ -115,11 +119,11 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
     })
 }
 
-/// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
-/// stepped. All ranks freeze the same parameters.
+/// Freezes a parameter from the next pass on, or unfreezes it. The gradient of a frozen parameter cannot be written,
+/// and the parameter is not stepped. All ranks must freeze the same parameters.
 ///
-/// Any thread may call it between passes, one at a time. If `is_frozen` is 1, it waits for the last step of the
-/// parameter's bucket.
+/// Any thread may call this function between passes, one thread at a time per stepper. If `is_frozen` is 1, the call
+/// waits for the last step of the parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_frozen(
     stepper: *mut instep_stepper,
@@ -138,7 +142,7 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
 /// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
 /// optimizers, `*out_carried` is 1. Either pointer may be null.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_progress(
     stepper: *mut instep_stepper,
@@ -164,11 +168,11 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library. For
+/// Resumes a training without a checkpoint of this library: sets the numbers that instep_stepper_progress reads. For
 /// NAdam with a count above 0, `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63
-/// or more is refused. All ranks set the same values.
+/// or more is refused. All ranks must set the same values.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_progress(
     stepper: *mut instep_stepper,
@@ -186,8 +190,8 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
 
 /// Reads the loss scale of the open pass, or, between passes, the scale of the next pass.
 ///
-/// Any thread may call it, one at a time. With the option loss_scaler it waits for the decision of the previous pass,
-/// so call it only after forward.
+/// Any thread may call this function, one thread at a time per stepper. With the option loss_scaler, the call waits for
+/// the decision of the previous pass, so make the call only after forward.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_loss_scale(
     stepper: *mut instep_stepper,
@@ -203,12 +207,13 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads a norm of the last pass's averaged gradients, and whether this norm is known. If `group` is null, this is the
-/// group "default". If the group is clipped alone, the norm covers only this group. If the group is not clipped, the
-/// norm covers all groups that are not clipped. Otherwise it is the norm in instep_pass_status. No norm is
-/// known until instep_pass_status has one, or between instep_stepper_rebuild_buckets and the next pass.
+/// Reads the norm of a group's averaged gradients in the last pass, and whether this norm is known. A null `group`
+/// means the group "default". If the group is clipped alone, the norm covers only this group. If the group is not
+/// clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
+/// instep_pass_status. No norm is known before instep_pass_status has one, and between instep_stepper_rebuild_buckets
+/// and the next pass.
 ///
-/// Any thread may call it between passes, one at a time. It waits for all steps.
+/// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_group_norm(
     stepper: *mut instep_stepper,
@@ -230,11 +235,11 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
     })
 }
 
-/// Reads the decisions about a pass. If `waits` is 1, they are those of the last pass. If `waits` is 0, they are those
-/// of the newest pass that is known to have ended.
+/// Reads the decisions about a pass. If `waits` is 1, the call reads the decisions about the last pass. If `waits` is
+/// 0, the call reads the decisions about the newest pass that is known to have ended.
 ///
-/// Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
-/// steps. If `waits` is 0, it never waits.
+/// Any thread may call this function, one thread at a time per stepper. If `waits` is 1, the call is allowed only
+/// between passes, and waits for all steps. If `waits` is 0, the call never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_status(
     stepper: *mut instep_stepper,

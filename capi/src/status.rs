@@ -1,4 +1,4 @@
-//! Status codes. A code is a number from which a C program can choose what to do about an error of the Rust library.
+//! Status codes. A code tells a C program which kind of error the Rust library returned.
 //!
 //! Each variant of `instep::Error` has one code. Codes keep their numbers in all later versions. New codes come last.
 
@@ -18,7 +18,7 @@ pub const INSTEP_NULL: instep_status = 1;
 pub const INSTEP_HANDLE: instep_status = 2;
 /// Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
 pub const INSTEP_BUSY: instep_status = 3;
-/// This process was forked from one that uses the library, and does not have the library's threads. Nothing has
+/// This process was forked from a process that uses the library, and does not have the library's threads. Nothing has
 /// changed.
 pub const INSTEP_FORKED: instep_status = 4;
 /// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has
@@ -28,7 +28,7 @@ pub const INSTEP_ARGUMENT: instep_status = 5;
 pub const INSTEP_CONFIG: instep_status = 6;
 /// A parameter or tensor is unknown, named twice, missing, of another length, or misaligned. Nothing has changed.
 pub const INSTEP_LAYOUT: instep_status = 7;
-/// The call comes at the wrong moment of a pass. Nothing has changed.
+/// The call is out of order, for example at the wrong point of a pass. Nothing has changed.
 pub const INSTEP_ORDER: instep_status = 8;
 /// This machine, this build, or a part such as the collective does not support the call. Nothing has changed.
 pub const INSTEP_UNSUPPORTED: instep_status = 9;
@@ -54,7 +54,7 @@ pub const INSTEP_POISONED: instep_status = 16;
 pub const INSTEP_PANIC: instep_status = 17;
 /// A callback threw a C++ exception, and instep::caught of this header has caught it.
 pub const INSTEP_THREW: instep_status = 18;
-/// A failure for which this version has no code. The text of instep_last_error describes it.
+/// A failure for which this version has no code. The text of instep_last_error describes the failure.
 pub const INSTEP_OTHER: instep_status = 19;
 
 /// The names of the codes, in the order of their numbers.

@@ -1,7 +1,7 @@
-//! Steppers: their creation and their end.
+//! Creates and frees steppers.
 //!
-//! The object of a handle is a `Stepper` on the host or on a GPU. Each function works for both, also in `pass.rs` and
-//! `access.rs`.
+//! A handle stands for a `Stepper` on the host or on a GPU. Each function of this module, `pass.rs` and `access.rs`
+//! works for both, except instep_stepper_bucket_ready_after, which requires a GPU.
 #![allow(unsafe_code)]
 
 use instep::cuda::{Cuda, CudaDevice};
@@ -20,9 +20,9 @@ use crate::stepper_options::{configured, instep_stepper_options};
 
 /// The training of one rank: its parameters, gradients and states, and the passes that step the parameters.
 ///
-/// The caller owns it until instep_stepper_free. Any thread may use it, but only one at a time: a second thread gets
-/// INSTEP_BUSY. If compute_stream is the per-thread default stream (the value 2), only the thread that created the
-/// stepper may use the stepper.
+/// The caller owns the stepper until instep_stepper_free. Any thread may use the stepper, but only one thread at a
+/// time: a second thread gets INSTEP_BUSY. If compute_stream is the per-thread default stream (the value 2), only the
+/// thread that created the stepper may use the stepper.
 pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
@@ -58,8 +58,8 @@ pub(crate) use on_any;
 
 /// Creates a stepper. If the call succeeds, it writes the handle to `*out_stepper`.
 ///
-/// Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
-/// first pass.
+/// Any thread may call this function. No other thread may use the layout during the call. The library starts its
+/// threads at the first pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,
@@ -75,12 +75,12 @@ pub unsafe extern "C" fn instep_stepper_create(
     })
 }
 
-/// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
-/// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open. In this case the stepper is freed, and the
-/// other ranks' steppers end with an error. Null is allowed and does nothing.
+/// Waits for all steps, frees the stepper, and reports failures. If the call returns INSTEP_BUSY, INSTEP_HANDLE or
+/// INSTEP_FORKED, nothing is freed. If the call returns INSTEP_ORDER, a pass was open: the stepper is freed, and the
+/// other ranks' steppers end with an error. If the handle is null, the call does nothing.
 ///
-/// Any thread may call it, one at a time. If a queued sum needs other ranks, the call waits for them up to the
-/// deadline.
+/// Any thread may call this function, one thread at a time per stepper. If a queued sum needs other ranks, the call
+/// waits for them up to the deadline.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> instep_status {
     call(|| {

@@ -1,6 +1,7 @@
 //! Options of a stepper, and how they are set on the Rust library's builder.
 //!
-//! This module looks up the options that integers select. The Rust library checks whether options can be combined.
+//! This module converts the integers of C into options of the Rust library. The Rust library checks whether options can
+//! be combined.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, Result};
 
-/// A dynamic loss scale with the policy of torch.amp.GradScaler. Zeros mean the defaults given below.
+/// A dynamic loss scale with the policy of torch.amp.GradScaler. A field that is 0 has the default given below.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_loss_scaler {
@@ -43,9 +44,10 @@ unsafe impl Growing for instep_loss_scaler {
     const NAME: &'static str = "instep_loss_scaler";
 }
 
-/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The library reads these options, and the
-/// structs, lists and texts in them, only until the call returns, and never frees them. It uses the tensors, the
-/// collective's data and the stream until the stepper is freed.
+/// Options of a stepper. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
+/// library reads these options, and the structs, lists and texts in them, only until instep_stepper_create returns. It
+/// never frees any of them. The library uses the caller's tensors, the collective's data and the stream until the
+/// stepper is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_stepper_options {
@@ -70,11 +72,11 @@ pub struct instep_stepper_options {
     pub unused: u32,
     /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
     pub clip: u32,
-    /// The largest norm, if `clip` is set. Gradients with a larger norm are clipped to it.
+    /// The largest norm, if `clip` is set. Gradients with a larger norm are clipped to this norm.
     pub max_norm: f64,
     /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
     pub skip_nonfinite: u32,
-    /// Element type of copies. A step then writes a copy of each parameter that it steps. 0: there are no copies.
+    /// Element type of copies. A step writes a copy of each parameter that it steps. 0: there are no copies.
     pub copy: u32,
     /// Decay rate of the parameters' moving averages. 0: there are no averages.
     pub ema_decay: f64,
@@ -82,14 +84,14 @@ pub struct instep_stepper_options {
     pub loss_scale: f64,
     /// A dynamic loss scale instead of loss_scale. Null: none.
     pub loss_scaler: *const instep_loss_scaler,
-    /// Bytes of gradients per bucket. 0: 1 MiB for the first bucket, 25 MiB for all others. Only for buckets in the
-    /// stepper's own memory.
+    /// Bytes of gradients per bucket. 0: 1 MiB for the first bucket, 25 MiB for all others. This option is only for
+    /// buckets in the stepper's own memory.
     pub bucket_cap_bytes: u64,
     /// How long a collective waits for other ranks, in milliseconds. 0: the value of the environment variable
     /// INSTEP_DEADLINE_MS, or 60,000 if it is not set.
     pub deadline_ms: u64,
-    /// Number of threads on which kernels run. 0: the value of the environment variable INSTEP_THREADS. If it is not
-    /// set, there is one thread per core, but at most 1024.
+    /// Number of threads on which kernels run. 0: the value of the environment variable INSTEP_THREADS. If the variable
+    /// is not set, there is one thread per core, but at most 1024.
     pub threads: u32,
     /// 1: the stepper's work runs on the thread that calls the stepper. Kernels still use further threads, unless
     /// `threads` is 1. If `threads` is 1 too, the stepper starts no thread.
@@ -101,13 +103,13 @@ pub struct instep_stepper_options {
     /// The collective that sums gradients over the ranks. Null: there is only one rank, or sums_by_caller is 1.
     pub collective: *const instep_collective,
     /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
-    /// is complete. On a GPU it hands the bucket over with an event after the sum, by
-    /// instep_stepper_bucket_ready_after. The library then broadcasts nothing, so parameters must be equal on all
-    /// ranks.
+    /// is complete. On a GPU the caller hands a bucket over by instep_stepper_bucket_ready_after, with an event that
+    /// was recorded after the sum. If the caller sums, the library broadcasts nothing, so parameters must be equal on
+    /// all ranks.
     pub sums_by_caller: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The caller's tensors. Null: the stepper has its own.
+    /// The caller's tensors. Null: the stepper allocates its own tensors.
     pub memory: *const instep_memory,
     /// The GPU. Null: the CPU.
     pub cuda: *const instep_cuda,

@@ -1,7 +1,7 @@
 //! The tensors of one step, and the factors that its gradients contain.
 //!
-//! The library compares lengths with the bucket's length before it uses an address. It cannot check that the memory has
-//! that length.
+//! The library compares lengths with the bucket's length before it uses an address. The library cannot check that the
+//! memory at the address has that length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,27 +16,28 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 /// The largest number of states that an optimizer has per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// The memory of one kind of tensor in a bucket, such as its gradients. This is one range of memory with the bucket's
+/// The memory of one kind of tensor in a bucket, such as its gradients. The memory is one range with the bucket's
 /// offsets, or one range for each parameter. If all fields are zero, there is no tensor of this kind.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
-    /// The first element of the range. Null if each parameter has its own range.
+    /// The first element of the range. This field is null if each parameter has its own range.
     pub address: *mut c_void,
-    /// For each parameter, the first element of its range, in the order of the bucket. Null if there is one range. On a
-    /// GPU, only parameters and gradients may have a range per parameter. If a gradient's address is null, its
-    /// parameter has no gradient in this call. The parameter's tensors and step count then do not change, and norms
-    /// leave the parameter out.
+    /// For each parameter, the first element of its range, in the order of the bucket. This field is null if all
+    /// parameters share one range. On a GPU, only parameters and gradients may have a range per parameter. If a
+    /// gradient's address is null, its parameter has no gradient in this call. A step does not change the tensors or
+    /// the step count of a parameter without a gradient, and norms leave the parameter out.
     pub addresses: *const *mut c_void,
-    /// The number of elements of the range, or the length of `addresses`. The library compares it with the bucket's
-    /// number of elements or of parameters.
+    /// The number of elements of the range, or the length of `addresses`. The library compares `count` with the
+    /// bucket's number of elements or of parameters.
     pub count: usize,
 }
 
 /// The tensors of one step.
 ///
-/// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this holds until
-/// the step on the stream has ended. Addresses must be aligned to an element, and no two tensors may overlap.
+/// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU, only the step may
+/// touch the memory until the step on the stream has ended. Addresses must be aligned to an element, and no two tensors
+/// may overlap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensors {
@@ -46,14 +47,15 @@ pub struct instep_tensors {
     pub params: instep_tensor,
     /// Summed gradients, in the type that the precision gives.
     pub grads: instep_tensor,
-    /// Master weights or remainders, if the precision has them. Before the first step an f32 master holds its
-    /// parameter's value, and remainders are zeros.
+    /// Master weights or remainders, if the precision has them. Before the first step, an f32 master must have its
+    /// parameter's value, and remainders must be zeros.
     pub master: instep_tensor,
     /// Copies of the parameters in another type, if the options ask for copies. The step only writes them.
     pub copy: instep_tensor,
     /// Moving averages in f32, if the options ask for them.
     pub ema: instep_tensor,
-    /// The optimizer's states, in the order of instep_optimizer_state_name. Before the first step they are zeros.
+    /// The optimizer's states, in the order of instep_optimizer_state_name. The states must be zeros before the first
+    /// step.
     pub states: [instep_tensor; INSTEP_STATES_AT_MOST],
     /// The scales of 8-bit states: one float per 256 elements of the bucket.
     pub scales: [instep_tensor; INSTEP_STATES_AT_MOST],
@@ -79,10 +81,10 @@ pub struct instep_scaling {
     pub loss_scale: f64,
     /// A clip coefficient that the caller has computed, from 0 to 1.
     pub clip: f64,
-    /// Null, or the loss scale in the memory of the step's device. It replaces loss_scale (GradScaler's _scale). It is
-    /// read when the step runs.
+    /// Null, or the loss scale in the memory of the step's device. It replaces loss_scale (GradScaler's _scale). The
+    /// value is read when the step runs.
     pub grad_scale: *const f32,
-    /// Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's
+    /// Null, or a flag in the memory of the step's device. If the flag is not 0, the step changes nothing (GradScaler's
     /// found_inf).
     pub found_inf: *const f32,
 }
@@ -110,7 +112,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     }
 }
 
-/// Returns one kind of tensor that every step needs. It may be missing if the bucket has no elements.
+/// Returns one kind of tensor that every step needs. The tensor may be missing if the bucket has no elements.
 ///
 /// # Safety
 /// The conditions of [`lent`] hold.

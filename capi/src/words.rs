@@ -44,8 +44,8 @@ mod tests {
 
     use super::*;
 
-    /// Names in error texts of features that the C library does not have. Such features are strategies, offload,
-    /// captured passes, custom and second optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
+    /// Rust names in error texts about features that the C library does not have. Such features are strategies,
+    /// offload, captured passes, custom and second optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
     const UNREACHED: [&str; 19] = [
         "Accumulation::Local",
         "Cuda::compute_stream",

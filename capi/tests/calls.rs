@@ -1,4 +1,4 @@
-//! A C program calls every function of the header. A function names every code, or the code is a value of an option.
+//! Tests that a C program calls every function of the header, and that the header says which threads may call it.
 //!
 //! The programs are read as text; `check.sh` runs all of them.
 

@@ -1,6 +1,6 @@
-//! Holds the header, the C programs and the page about C against each other.
+//! Compares the header, the C programs and the page about C (`docs/c.md`) with each other.
 //!
-//! `check.sh` compiles the programs and runs them; nothing here needs a C compiler.
+//! `check.sh` compiles the programs and runs them; these tests need no C compiler.
 
 #![allow(clippy::unwrap_used)] // A test that meets an error fails.
 

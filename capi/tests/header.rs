@@ -1,4 +1,4 @@
-//! The header is what cbindgen makes of the sources now.
+//! Tests that the header is what cbindgen generates from the current sources.
 //!
 //! `UPDATE=1` writes it.
 

@@ -1,4 +1,4 @@
-//! The page about C, and the README: each snippet is part of a program that is compiled and run.
+//! Tests that each C snippet of `docs/c.md` and the README is part of a program that is compiled and run.
 //!
 //! Lines are compared without their indentation.
 

@@ -1,7 +1,7 @@
 //! The subcommands of `instep`, as functions. Tests and the fuzzer call these functions without starting a process.
 //!
-//! The functions use only the library's public interface. No input makes them panic. A short file never makes them
-//! allocate much memory.
+//! The functions use only the library's public interface. No input makes them panic. For a short file, the functions
+//! never allocate much memory.
 
 pub mod bench;
 pub mod console;

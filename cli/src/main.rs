@@ -68,7 +68,7 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Puts clap's message on one line, without the usage text. For an unknown command it adds the list of commands.
+/// Puts clap's message on one line, without the usage text. For an unknown command, adds the list of commands.
 fn one_line(error: &clap::Error) -> String {
     let message = error.to_string();
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());

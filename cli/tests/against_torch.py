@@ -1,17 +1,18 @@
 """Compares `instep replay` with torch.optim in f64, for groups, clipping, states resumed from a checkpoint, and bf16
 parameters.
 
-torch has no Lion and no LAMB, so this file has algorithm 2 of their papers. Lion's steps are signs, and rounding may
-flip a sign if the average is close to zero. Such an element is counted, and not compared from then on. Rprop's signs
-come from gradients in the file, which no rounding changes.
+torch has neither Lion nor LAMB, so algorithm 2 of their papers is in this file (Lion) and in tests/numerics/papers.py
+(LAMB). Lion's steps are signs, and rounding may flip a sign if the average is close to zero. Such an element is counted,
+and is no longer compared. Rprop's signs come from gradients in the file, and no rounding changes these gradients.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 numpy safetensors
     cargo build --release && venv/bin/python cli/tests/against_torch.py target/release/instep
 
 Prints for each case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps. The
-exit status is 1 if one of these is above 1. Each case is run again with bf16 parameters and gradients. Their f32 master
-weights or remainders must have the bits of the f32 run on the same gradients. The parameters must be these values in
-bf16, as torch rounds them. This file must not compute an update itself if torch has the optimizer.
+exit status is 1 if one of these ratios is above 1. Each case is run again with bf16 parameters and gradients, once with
+f32 masters and once with remainders. The f32 values of this run's parameters must have the bits of an f32 run on the
+same gradients. The bf16 parameters must be these values as torch rounds them, except that remainders round ties away
+from zero. This file must not compute an update itself if torch has the optimizer.
 """
 
 import json
@@ -119,7 +120,7 @@ OPTIMIZERS["lion"], OPTIMIZERS["lamb"] = Lion, Lamb
 
 
 def expected(config, params, gradients):
-    """Torch's tensors in f64, NAdam's products, and the signs that rounding may flip, each by name."""
+    """Returns torch's tensors in f64, NAdam's products, and the signs that rounding may flip, each by name."""
     leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
     # Each parameter has a separate group, so that it can have its own learning rate.
     owners = {name: group for group in config["groups"] for name in group["params"]}

@@ -1,6 +1,6 @@
-//! No way of running a replay changes a bit of its output, and the output is what the library makes.
+//! No option for how steps run changes a bit of a replay's output, and the output equals the library's.
 //!
-//! Whole files are compared, including padding and order. No instruction set of this machine may be left out.
+//! Whole files are compared, including padding and order. The tests must run every instruction set of this machine.
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::optim::ALL;
@@ -54,7 +54,7 @@ fn every_mode_instruction_set_cap_and_thread_count_writes_the_same_bytes() {
     }
 }
 
-/// The command has its own division by the world size, so its result is compared with that of the library.
+/// The command divides by the world size in its own way, so its result is compared with the library's.
 #[test]
 fn the_output_is_what_the_library_makes_with_that_world_size() {
     for (world_size, loss_scale, max_norm) in
@@ -148,7 +148,7 @@ fn a_bucket_that_is_stepped_alone_makes_the_same_output() {
     assert_eq!(output, expected);
 }
 
-/// Kernels serve all groups of a launch, so a group could by mistake use another group's states.
+/// One launch steps all groups, so a bug could make a group use another group's states.
 #[test]
 fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     let content = input(&[("a", &[300]), ("b", &[40])], 4);

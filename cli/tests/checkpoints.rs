@@ -1,7 +1,6 @@
 //! Checkpoints of a training as input of `instep replay` and `instep diff`.
 //!
-//! The library trains and saves, and the command must write the file that the library saves after the same steps, byte
-//! for byte.
+//! The library trains and saves checkpoints. After the same steps, the command must write a file with the same bytes.
 
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::optim::{ALL, Optimizer};
@@ -43,7 +42,8 @@ fn gradients(passes: std::ops::Range<u64>) -> Content {
     })
 }
 
-/// Trains, and saves after two passes and after `more` further passes. `IN` and `GRADS` are what a user then has.
+/// Trains, and saves after two passes and after `more` further passes. `IN` is the first checkpoint, and `GRADS` has
+/// the gradients of the further passes.
 fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folder {
     let folder = Folder::new();
     let layout = layout();
@@ -94,7 +94,7 @@ fn replay(folder: &Folder, more: &[&str]) -> std::process::Output {
     folder.replay(&[&["--grads", "GRADS"], more].concat())
 }
 
-/// Replays the folder, and compares with what the library saved.
+/// Replays the folder, and compares the output with the library's checkpoint.
 fn assert_replays(folder: &Folder, more: &[&str], what: &str) {
     let output = replay(folder, more);
     assert_eq!(output.status.code(), Some(0), "{what}: {}", stderr(&output));
@@ -259,7 +259,7 @@ fn adamw() -> Folder {
     })
 }
 
-/// Checks a refusal, without an output and with an old output that must stay.
+/// Checks that a call is refused: once without an output file, and once with an old one that must stay unchanged.
 fn refuse(folder: &Folder, arguments: &[&str], word: &str) {
     let before = folder.names();
     assert_refused(&folder.replay(arguments), word);

@@ -1,4 +1,4 @@
-//! `instep diff`: exit codes, distances, and what it says of every kind of difference.
+//! `instep diff`: exit codes, distances, and the report of every kind of difference.
 //!
 //! These tests compare the JSON and the exit status, because scripts read them. In the text, they compare only the
 //! parts that a reader looks for.
@@ -110,7 +110,7 @@ fn files_that_cannot_be_read_are_refused() {
     assert_refused(&folder.run(&["diff", "A", "."]), "regular file");
 }
 
-/// Whether `a` is accepted in place of `b`, as one element between two equal elements.
+/// Returns whether `diff` accepts `a` in place of `b`, in tensors with equal elements before and after.
 fn accepts(tolerance: &[&str], a: f32, b: f32) -> bool {
     let (status, report, text) = diff_within(&one(&[1.0, a, 2.0]), &one(&[1.0, b, 2.0]), tolerance);
     assert_eq!(report["within"], json!(status == Some(0)), "{text}");

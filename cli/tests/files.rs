@@ -1,6 +1,6 @@
-//! Paths: what can be read, what may be written, and that an output is replaced as a whole.
+//! Tests of paths: which files can be read or written, and whether an output is replaced completely.
 //!
-//! Every refusal is followed by a look into the folder: no file may be left over or changed.
+//! After every refusal, the tests check that the folder has no new file and no changed file.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -1,4 +1,4 @@
-//! Replay against the numbers that `torch.optim` made in f64, in the library's `tests/numerics/vectors.txt`.
+//! Compares replays with numbers that `torch.optim` computed in f64 (the library's `tests/numerics/vectors.txt`).
 //!
 //! The tests make seven steps in a row, so errors add up as in training. The bound is 1e-6 + 5e-6 * |value| for every
 //! parameter and state. The library's own tests compare single steps within derived bounds.
@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Content, replayed};
 
-/// Keys of the configuration that are pairs, each with the two keys of the vectors. All other keys are the same in the
-/// configuration and in the vectors.
+/// Keys of the configuration with a pair of numbers, each with the two keys for these numbers in the vectors. All other
+/// keys are the same in the configuration and in the vectors.
 const PAIRS: [[&str; 3]; 3] = [
     ["betas", "beta1", "beta2"],
     ["etas", "eta_minus", "eta_plus"],

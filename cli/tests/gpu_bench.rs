@@ -1,7 +1,7 @@
 //! The GPU's benches run from end to end, on a driver that runs the kernels on the CPU. The tests check what the
 //! benches do, not what they measure.
 //!
-//! No test may look at a time, because a stand-in's events have none.
+//! No test may depend on a time, because the events of a simulated driver have no times.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! `instep bench --only growth`: which rows it writes.
+//! Tests which rows `instep bench --only growth` writes.
 //!
-//! No test looks at a time, except to see that there is one.
+//! No test depends on the value of a time; a time only has to be present.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! The sweep of `instep bench` on the host: which rows there are and what they say, not how fast anything is.
+//! Tests the rows of `instep bench` on the host and their contents, but not how fast anything is.
 //!
-//! No test may look at a time, except to see that there is one.
+//! No test may depend on the value of a time; a time only has to be present.
 
 use serde_json::{Value, json};
 
@@ -127,8 +127,7 @@ fn the_header_names_machine_and_build_in_both_forms() {
     assert_eq!(report["quick"], true);
 }
 
-/// Returns the number of rows of a table. Its announcement, the indented lines after the announcement, and its head do
-/// not count.
+/// Returns the number of rows of a table. The announcement, the indented lines after it, and the head do not count.
 fn rows_of(table: &str, heads: usize) -> usize {
     table.lines().skip(1).filter(|line| !line.starts_with("  ")).count() - heads
 }

@@ -1,4 +1,4 @@
-//! The GPU's kernels on the CPU, for the stand-in that the library's tests share.
+//! Runs the GPU's kernels on the CPU, for the stand-in driver of the library's tests.
 //!
 //! This file has no code.
 

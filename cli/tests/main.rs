@@ -1,6 +1,7 @@
 //! Tests of the `instep` command, most of them through the built binary, as a shell would call it.
 //!
-//! Files are written by the `safetensors` crate and read back by it, so that the command never judges itself.
+//! The `safetensors` crate writes inputs and reads outputs, so the tests do not depend on the command's own reader and
+//! writer.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod support;

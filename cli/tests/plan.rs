@@ -1,7 +1,7 @@
-//! `instep plan`: bytes, times that follow from the speeds, and a run on this machine that is predicted with its own
-//! times.
+//! `instep plan`: bytes, times that follow from the speeds, and a run on this machine that is predicted from its own
+//! measured times.
 //!
-//! The tests judge the plan by arithmetic from the description, and never by how fast this machine is.
+//! The tests compute the expected plan from the description, and never depend on how fast this machine is.
 
 use serde_json::Value;
 

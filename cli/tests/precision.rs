@@ -2,7 +2,7 @@
 //! the whole run.
 //!
 //! The tests run in this process, because there are many combinations. Inputs have only values that each type holds
-//! exactly, because all others are refused.
+//! exactly, because the command refuses any other value.
 
 use std::io::Cursor;
 
@@ -88,7 +88,7 @@ fn run(config: &str, input: &Content) -> Result<Content, String> {
     }
 }
 
-/// Returns the tensors of `start` and the gradients of these passes, renumbered.
+/// Returns the tensors of `start` and the gradients of these passes, renumbered from 0.
 fn followed_by(mut start: Content, all: &Content, passes: std::ops::Range<u64>) -> Content {
     start.tensors.retain(|name, _| !name.starts_with("grad."));
     for (name, tensor) in &all.tensors {
@@ -126,7 +126,7 @@ fn going_on_from_an_output_gives_the_bits_of_the_whole_run_in_every_precision() 
     }
 }
 
-/// A parameter as it is stored.
+/// Returns a parameter's stored values as f32.
 fn stored(stepper: &Stepper, id: ParamId, dtype: DType) -> Vec<f32> {
     fn widened<T: Element>(stepper: &Stepper, id: ParamId) -> Vec<f32> {
         stepper.view::<T>(id).unwrap().iter().map(|value| value.to_f32()).collect()

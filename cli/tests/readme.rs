@@ -1,6 +1,6 @@
 //! The example of the README runs unchanged.
 //!
-//! The test must read the README itself: a copy would agree with the code and not with what users read.
+//! The test must read the README itself, because a copy could differ from what users read.
 
 use crate::support::{input, replayed};
 

@@ -11,7 +11,7 @@ fn fine() -> Content {
     input(&[("a", &[2, 3]), ("b.c", &[4])], 2)
 }
 
-/// Runs the command without an output file and with an old one that must stay.
+/// Checks that the command is refused: once without an output file, and once with an old one that must stay unchanged.
 fn refuse(folder: &Folder, more: &[&str], word: &str) {
     let before = folder.names();
     assert_refused(&folder.replay(more), word);

@@ -1,7 +1,7 @@
-//! Checkpoints: what is written is enough to resume with the bits of the uninterrupted run.
+//! A replay's output contains enough to resume with the bits of the uninterrupted run.
 //!
-//! Every resumed replay is compared with the whole run. Counts and states follow `torch.optim`: none before the first
-//! update.
+//! Every resumed replay is compared with the whole run. As in `torch.optim`, there are no counts and no states before
+//! the first update.
 
 use instep::optim::ALL;
 
@@ -34,7 +34,7 @@ fn configs() -> Vec<String> {
     configs
 }
 
-/// The same file with only the gradients of these passes, renumbered.
+/// Returns the same file with only the gradients of these passes, renumbered from 0.
 fn passes(content: &Content, range: std::ops::Range<u64>) -> Content {
     let mut cut = Content { metadata: content.metadata.clone(), ..Content::default() };
     for (name, tensor) in &content.tensors {
@@ -51,7 +51,7 @@ fn passes(content: &Content, range: std::ops::Range<u64>) -> Content {
     cut
 }
 
-/// A checkpoint, with the gradients that come next.
+/// Returns a checkpoint together with the gradients of the next passes.
 fn followed_by(mut checkpoint: Content, gradients: &Content) -> Content {
     let gradients = gradients.tensors.iter().filter(|(name, _)| name.starts_with("grad."));
     checkpoint.tensors.extend(gradients.map(|(name, tensor)| (name.clone(), tensor.clone())));

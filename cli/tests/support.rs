@@ -138,7 +138,7 @@ impl Folder {
         names
     }
 
-    /// The command, in this folder and without variables from outside.
+    /// Returns the command for this folder, without the environment variables that change its defaults.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_instep"));
         for name in

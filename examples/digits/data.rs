@@ -1,7 +1,7 @@
 //! The digits: 1,797 images of 8x8 pixels with their labels, unpacked from the file that is compiled in.
 //!
-//! Fixed seeds decide which images are held out and how the others are shuffled. Clocks, threads and modes do not
-//! matter: every rank shuffles for itself, gets the same order as all others, and takes its part.
+//! Fixed seeds decide which images are held out and how the others are shuffled. Every rank shuffles for itself and
+//! gets the same order as all other ranks, independent of clocks, threads and modes.
 
 use std::io::{self, Read};
 
@@ -9,7 +9,7 @@ use flate2::read::GzDecoder;
 
 /// Pixels of an image.
 pub(crate) const PIXELS: usize = 64;
-/// Digits that an image can show.
+/// The number of digits that an image can show.
 pub(crate) const CLASSES: usize = 10;
 /// Images per step, over all ranks. The number is fixed, so that one learning rate suits any number of ranks.
 pub(crate) const GLOBAL_BATCH: usize = 64;
@@ -22,9 +22,9 @@ const EPOCH_SEED: u64 = 2025;
 /// Images with their labels: the whole file, a part of it, or a batch.
 #[derive(Default)]
 pub(crate) struct Samples {
-    /// `PIXELS` per image, from 0 to 1.
+    /// `PIXELS` values per image, from 0 to 1.
     pub(crate) images: Vec<f32>,
-    /// One per image, below `CLASSES`.
+    /// One label per image, below `CLASSES`.
     pub(crate) labels: Vec<usize>,
 }
 
@@ -85,12 +85,12 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// Starts the sequence of a seed.
+    /// Starts the sequence of random numbers of a seed.
     pub(crate) fn new(seed: u64) -> Random {
         Random { state: seed }
     }
 
-    /// Draws evenly from the numbers between `-limit` and `limit`.
+    /// Draws a uniform random number between `-limit` and `limit`.
     pub(crate) fn draw_within(&mut self, limit: f32) -> f32 {
         // 24 bits are what an f32 holds exactly.
         let unit = (self.draw() >> 40) as f32 / (1u64 << 24) as f32;

@@ -1,6 +1,6 @@
 //! Files that show when each operation ran: a trace of every rank for ui.perfetto.dev, and a picture of two passes.
 //!
-//! They are written after training and verdict, and change neither.
+//! The files are written after the training and the verdict, and change neither.
 
 use std::fs;
 use std::path::Path;
@@ -45,12 +45,13 @@ pub(crate) fn write_files(flags: &Flags, chosen: &[Trained], images: usize) -> R
     Ok(())
 }
 
-/// Returns the middle pass of the middle epoch, counted from 1. Between epochs, rank 0 also evaluates held-out images.
+/// Returns the middle pass of the middle epoch, counted from 1. A pass between two epochs would also show how rank 0
+/// evaluates held-out images.
 fn find_middle(epochs: u64, passes: u64) -> u64 {
     (epochs - 1) / 2 * passes + passes / 2
 }
 
-/// Adds a margin on both sides, to show work that crosses into these passes or out of them.
+/// Adds a margin on both sides, to show work that crosses the start or the end of these passes.
 fn widen(window: Interval) -> Interval {
     let more_ns = window.ns() / 20;
     Interval { start_ns: window.start_ns.saturating_sub(more_ns), end_ns: window.end_ns + more_ns }

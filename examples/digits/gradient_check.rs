@@ -9,7 +9,8 @@ use instep::{ParamId, Sgd, Solo, Stepper};
 use crate::data::{CLASSES, PIXELS, Samples};
 use crate::model::{Network, Tape, lay_out};
 
-/// Large enough to change the loss beyond f32 rounding, and small enough that the loss is nearly linear.
+/// The change of a weight: large enough to change the loss beyond f32 rounding, and small enough that the loss is
+/// nearly linear.
 const SHIFT: f32 = 1e-3;
 
 #[test]
@@ -46,7 +47,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Gradients of all parameters, from one pass that steps nothing.
+/// Returns the gradients of all parameters, from one pass that steps nothing.
 fn compute_gradients(
     network: &Network,
     stepper: &mut Stepper,

@@ -1,4 +1,4 @@
-//! Defaults that follow from the machine: how many ranks to train, and how many kernel threads each of them gets.
+//! Defaults that depend on the machine: the number of ranks, and the number of kernel threads of each rank.
 //!
 //! Overlap hides optimizer time only if a core is free for the optimizer. A rank keeps up to three threads busy at once
 //! (trainer, reduce stream, optimizer stream), so a rank is added for every three cores.
@@ -6,10 +6,10 @@
 use std::env;
 use std::thread;
 
-/// Ranks beyond this number make the images of a batch too few to be worth dividing.
+/// With more ranks, each rank would have too few images of a batch.
 const MOST_RANKS: usize = 4;
 
-/// Cores that this process may use; 1 if the system does not say.
+/// Returns the number of cores that this process may use, or 1 if the system does not report it.
 pub(crate) fn count_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -19,7 +19,7 @@ pub(crate) fn choose_ranks() -> u32 {
     ranks_of(count_cores()) as u32
 }
 
-/// Returns the kernel threads of each rank, or `None` where `INSTEP_THREADS` decides.
+/// Returns the kernel threads of each rank, or `None` if `INSTEP_THREADS` sets them.
 pub(crate) fn choose_threads(asked_for: Option<usize>, ranks: u32) -> Option<usize> {
     asked_for.or_else(|| env::var_os("INSTEP_THREADS").is_none().then(|| threads_of(count_cores(), ranks)))
 }
@@ -28,7 +28,7 @@ fn ranks_of(cores: usize) -> usize {
     (cores / 3).clamp(1, MOST_RANKS)
 }
 
-/// Leaves a core to the trainer and one to the reduce stream.
+/// Leaves one core for the trainer and one for the reduce stream.
 fn threads_of(cores: usize, ranks: u32) -> usize {
     (cores / ranks.max(1) as usize).saturating_sub(2).max(1)
 }

@@ -1,7 +1,8 @@
-//! Trains a network to read handwritten digits twice, with overlapped steps and without, and compares.
+//! Trains a network to read handwritten digits twice, with and without overlapped steps, and compares the results.
 //!
 //! Every parameter and every optimizer state of every rank must have the same bits after both runs. The exit status is
-//! 1 if a bit differs, a race is found or the accuracy is too low, and 2 if the flags cannot be followed.
+//! 2 if the flags are refused. It is 1 if a bit differs, a race is found or the accuracy is too low, and after any
+//! other error.
 
 mod data;
 mod files;
@@ -35,7 +36,7 @@ use train::{Trained, train_rank};
 
 /// Train a network to read handwritten digits while optimizer steps overlap with backward.
 ///
-/// The training runs twice, in the chosen mode and in one to compare with. Both must end with the same bits.
+/// The training runs twice, in the chosen mode and in a mode to compare with. Both runs must end with the same bits.
 #[derive(Clone, Parser)]
 pub(crate) struct Flags {
     /// Ranks, each with its own copy of the network and its own part of every batch; by default 1 for every 3 cores,
@@ -48,15 +49,14 @@ pub(crate) struct Flags {
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
-    /// Which tensors the ranks shard; the run to compare with shards nothing.
+    /// Which tensors the ranks shard; the comparison run shards nothing.
     #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
     strategy: StrategyName,
     /// With zero and fsdp: number of neighbouring ranks that form a group and shard tensors among them; every group has
-    /// the same shards [default: all ranks form one group]. Gradients are added up in each group first, in the run to
-    /// compare with too.
+    /// the same shards [default: all ranks form one group]. Both runs add up the gradients of each group first.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
-    /// Step on the host's own memory; the run to compare with steps in place.
+    /// Step on the host's own memory; the comparison run steps in place.
     #[arg(long)]
     offload: bool,
     /// Types of parameters, gradients and states.
@@ -68,10 +68,10 @@ pub(crate) struct Flags {
     /// Largest size of a bucket of gradients; with the default, each layer has its own bucket.
     #[arg(long, default_value_t = 4096)]
     bucket_cap_bytes: u64,
-    /// Kernel threads of each rank [default: INSTEP_THREADS, or the cores that trainers and all-reduces leave].
+    /// Kernel threads of each rank [default: INSTEP_THREADS, or the cores that trainers and all-reduces do not use].
     #[arg(long)]
     threads: Option<usize>,
-    /// Clip the global gradient norm to this; not with eager, because eager steps before it knows the norm.
+    /// Clip the global gradient norm to this value; not with eager, because eager steps before the norm is known.
     #[arg(long)]
     max_norm: Option<f64>,
     /// Share of the held-out images that must be read correctly; 0 accepts any.
@@ -177,7 +177,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Trains twice; true if both runs agree and learnt enough.
+/// Trains twice. Returns true if both runs agree and the accuracy is high enough.
 fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let (training, held_out) = Samples::load()?.split();
     #[cfg(feature = "mpi")]
@@ -212,8 +212,8 @@ fn train_in_process(
     })
 }
 
-/// Returns the mode to compare with. This is Sequential or, if Sequential was chosen, an overlapped mode that can clip
-/// if asked to.
+/// Returns the mode of the comparison run: Sequential, or an overlapped mode if Sequential was chosen. With a maximum
+/// norm, the overlapped mode is Normed, because Eager cannot clip globally.
 fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
     match (mode, max_norm) {
         (Mode::Sequential, None) => Mode::Eager,
@@ -222,7 +222,7 @@ fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
     }
 }
 
-/// Refuses flags that only this example can judge; the library refuses the others.
+/// Refuses invalid flags that the library would not refuse.
 fn refuse(flags: &Flags) -> instep::Result<()> {
     if flags.epochs == 0 {
         return Err(instep::Error::range("epochs", flags.epochs, "1 or more"));

@@ -1,15 +1,15 @@
 //! A multi-layer perceptron in plain Rust: forward and backward, one layer at a time.
 //!
-//! It reads parameters and writes gradients through the library's views, in their stored type `T`, and computes in f32.
-//! It hands no gradient over; the training loop does that. Every sum has one fixed order, so equal inputs give equal
-//! bits.
+//! The network reads parameters and writes gradients through the library's views, in their stored type `T`, and
+//! computes in f32. The training loop hands the gradients over. Every sum has one fixed order, so equal inputs give
+//! equal bits.
 
 use instep::dtype::Element;
 use instep::{Grads, Layout, ParamId, Params, Result, Stepper};
 
 use crate::data::{CLASSES, PIXELS, Random, Samples};
 
-/// Values per image between the layers.
+/// The number of values per image between the layers.
 pub(crate) const WIDTHS: [usize; 5] = [PIXELS, 512, 256, 128, CLASSES];
 
 /// The layers, first to last.
@@ -17,23 +17,23 @@ pub(crate) struct Network {
     pub(crate) layers: Vec<Layer>,
 }
 
-/// One fully connected layer: where its parameters are. Weights are stored input by input.
+/// One fully connected layer, with the ids of its parameters. Weights are stored input by input.
 pub(crate) struct Layer {
     pub(crate) weight: ParamId,
     pub(crate) bias: ParamId,
     index: usize,
     inputs: usize,
     outputs: usize,
-    /// Whether the outputs go through ReLU; those of the last layer go into the softmax.
+    /// Whether ReLU is applied to the outputs. The last layer's outputs go into the softmax.
     rectified: bool,
 }
 
-/// Values that forward keeps for backward. Its memory is reused for every batch.
+/// Values that forward keeps for backward. The tape's memory is reused for every batch.
 #[derive(Default)]
 pub(crate) struct Tape {
-    /// The inputs of each layer, and the last one's outputs.
+    /// The inputs of each layer, and the outputs of the last layer.
     values: Vec<Vec<f32>>,
-    /// Derivatives of the loss with respect to the outputs, before ReLU, of the layer that backward reaches next.
+    /// Derivatives of the loss with respect to the outputs (before ReLU) of the next layer in backward.
     errors: Vec<f32>,
     input_errors: Vec<f32>,
     /// One row of a gradient, before it is rounded to the stored type.
@@ -48,7 +48,7 @@ pub(crate) struct Score {
     pub(crate) accuracy: f64,
 }
 
-/// Names the parameters, in forward order.
+/// Returns a layout with the named parameters, in forward order.
 pub(crate) fn lay_out(widths: &[usize]) -> Result<Layout> {
     let mut layout = Layout::builder();
     for (index, (inputs, outputs)) in widths.iter().zip(&widths[1..]).enumerate() {
@@ -87,7 +87,7 @@ impl Network {
         })
     }
 
-    /// Classifies a batch, and stores on the tape what backward needs.
+    /// Classifies a batch, and stores the values that backward needs on the tape.
     pub(crate) fn forward<T: Element>(
         &self,
         stepper: &mut Stepper,

@@ -1,6 +1,6 @@
-//! A collective for ranks that step everything. It adds in the order in which ranks that shard in groups add.
+//! A collective for ranks without shards. It adds gradients in the same order as ranks that shard in groups.
 //!
-//! The sum of floats depends on the order. If neighbours add up first, the run to compare with does so too.
+//! A sum of floats depends on the order, so both runs that are compared must add in the same order.
 
 use std::sync::Arc;
 

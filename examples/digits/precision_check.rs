@@ -1,7 +1,7 @@
 //! Checks that a short training reaches nearly the same accuracy in every precision as in f32.
 //!
-//! It uses two ranks and one epoch, because this is a debug build; CI runs whole trainings. It compares accuracy on
-//! held-out images and not the loss, because accuracy is the network's purpose.
+//! The check uses two ranks and one epoch, because tests run in a debug build. CI runs full trainings. The check
+//! compares accuracy on held-out images and not the loss, because accuracy is the network's purpose.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! What the screen shows: a bar or a few lines during training, then the stages and the verdict.
+//! Terminal output: a bar or a few lines during training, then the stages and the verdict.
 //!
 //! The verdict depends on accuracy, on equal bits and on races, and never on a time.
 
@@ -13,7 +13,7 @@ use crate::model::WIDTHS;
 use crate::stages;
 use crate::train::{Trace, Trained};
 
-/// About how many lines the chosen run prints if there is no terminal to draw a bar on.
+/// The approximate number of progress lines of the chosen run, if there is no terminal for a bar.
 const LINES: u32 = 4;
 
 /// Shows how far one training has come.
@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// The progress of a training that has not started.
+    /// Makes the progress of a training that has not started.
     pub(crate) fn new(flags: &Flags, mode: Mode) -> Progress {
         let mode = name(mode);
         let bar = ProgressBar::new(u64::from(flags.epochs)).with_prefix(mode.clone());
@@ -36,7 +36,7 @@ impl Progress {
         Progress { is_chosen: mode == name(flags.mode), mode, epochs: flags.epochs, bar }
     }
 
-    /// Says what is trained, and on what.
+    /// Prints the network, the options and the machine.
     pub(crate) fn start(&self, flags: &Flags, stepper: &Stepper) -> Result<()> {
         if !self.is_chosen {
             println!("{:10}  the same training once more, to compare", self.mode);
@@ -68,7 +68,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Shows that an epoch is done.
+    /// Shows that an epoch has ended, with its loss and accuracy.
     pub(crate) fn advance(&self, epoch: u32, loss: f64, accuracy: f64) {
         let message = format!("loss {loss:.4}  accuracy {accuracy:.4}");
         if self.bar.is_hidden() {
@@ -86,7 +86,8 @@ impl Progress {
     }
 }
 
-/// Prints the stages and the verdict on both runs, each with its mode, and says whether all is well.
+/// Prints the stages and the verdict on both runs. Returns whether the accuracy, the bits and the order of operations
+/// are right.
 pub(crate) fn judge(chosen: (Mode, &[Trained]), counterpart: (Mode, &[Trained]), min_accuracy: f64) -> bool {
     let modes = [name(chosen.0), name(counterpart.0)];
     println!("{}", stages::describe((&modes[0], chosen.1), (&modes[1], counterpart.1)));

@@ -1,6 +1,6 @@
-//! The time of each stage of both runs, side by side, and one line on what overlap hid.
+//! The time of each stage of both runs, side by side, and one line about the time that overlap hid.
 //!
-//! Times are measured and shown, and nothing is judged by them. They are means over the ranks, of this one run.
+//! The times are means over the ranks of this one run. The verdict does not depend on them.
 
 use instep::op::{Action, Stream};
 use instep::timeline::Exposure;
@@ -42,7 +42,7 @@ impl Stages {
     }
 }
 
-/// Describes both runs; each comes with the name of its mode.
+/// Describes both runs, each with the name of its mode.
 pub(crate) fn describe(chosen: (&str, &[Trained]), counterpart: (&str, &[Trained])) -> String {
     let runs = [Stages::of(chosen.1), Stages::of(counterpart.1)];
     let mut text = format!("{:<26}{:>12}{:>12}\n", "mean over the ranks", chosen.0, counterpart.0);

@@ -1,6 +1,7 @@
-//! One rank: it builds a stepper, trains, and returns its results. The loop in the middle is the whole interface.
+//! One rank: it builds a stepper, trains, and returns its results. The loop in the middle shows all calls that a
+//! training step needs.
 //!
-//! A rank knows nothing of the other ranks or of the other run. Ranks meet only in the library's collectives, and
+//! A rank has no access to the other ranks or to the other run. Ranks meet only in the library's collectives, and
 //! `report` compares their results.
 
 use std::borrow::Cow;
@@ -118,7 +119,7 @@ fn train_rank_as<T: Element>(
     })
 }
 
-/// Options that suit this network, for optimizers with defaults that do not suit it.
+/// Returns options for this network, if the optimizer's defaults do not suit the network.
 fn tuned(optimizer: &str) -> &'static [(&'static str, Value)] {
     match optimizer {
         "sgd" => &[("lr", Number(0.05)), ("momentum", Number(0.9)), ("nesterov", Flag(true))],

@@ -1,7 +1,8 @@
 //! A `Collective` of your own: ranks are processes that meet over plain TCP at `MASTER_ADDR:MASTER_PORT`.
 //!
-//! With torchrun's variables (`RANK`, `WORLD_SIZE`) this program is one rank; without them it starts four on this machine.
-//! It is an example and no product: traffic is neither authenticated nor encrypted, and rank 0 carries all of it.
+//! With torchrun's variables (`RANK`, `WORLD_SIZE`) this program is one rank; without them it starts four ranks on this
+//! machine. This example is not for production: traffic is neither authenticated nor encrypted, and rank 0 carries all
+//! of it.
 
 mod meeting;
 mod tcp;
@@ -21,7 +22,7 @@ use tcp::Tcp;
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEPS: u32 = 50;
 
-/// A short training; the gradients of one rank differ from the others'.
+/// Trains for a few steps, with different gradients on each rank.
 fn train(comm: impl Collective + 'static) -> Result<Vec<u32>> {
     let rank = comm.rank() as f32;
     let layout = Layout::builder().param("weight", 1000).build()?;
@@ -89,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 #[cfg(test)]
 mod tests {
-    /// The processes run this test, too.
+    /// Each started rank is a process that runs this test too.
     #[test]
     fn ranks_that_are_processes_conform_and_train_to_the_bits_of_one()
     -> Result<(), Box<dyn std::error::Error>> {

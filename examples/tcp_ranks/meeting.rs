@@ -1,18 +1,18 @@
-//! Ranks meet at `MASTER_ADDR:MASTER_PORT`, from torchrun's variables.
+//! Connects the ranks at `MASTER_ADDR:MASTER_PORT`, which torchrun sets.
 //!
-//! No rank leaves a meeting before all are there, so the next group can meet at the same port. A meeting has one
-//! deadline, and no read from a connection blocks rank 0, so strangers that connect do not delay the meeting.
+//! No rank leaves a meeting before all ranks have joined, so the next group can meet at the same port. A meeting has
+//! one deadline, and no read from a connection blocks rank 0, so strangers that connect do not delay the meeting.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most connections that may be open without having said which rank they are. If there are more, the oldest is
-/// closed; a rank then connects again.
+/// The largest number of open connections that have not yet sent their rank. If there are more, the oldest connection
+/// is closed, and its rank connects again.
 const MOST_SILENT: usize = 256;
 
-/// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here.
+/// Waits for all other ranks, closes the listener so that a later group can meet here, and answers each rank.
 pub(crate) fn gather(address: (&str, u16), world_size: u32, deadline: Instant) -> io::Result<Vec<TcpStream>> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -39,8 +39,8 @@ pub(crate) fn gather(address: (&str, u16), world_size: u32, deadline: Instant) -
     Ok(streams)
 }
 
-/// Gives a connection the seat of the rank that it says it is, or returns it if it has not said so yet. A stranger, or
-/// a rank that gave up, takes no seat.
+/// Stores a connection in the seat of the rank that it has sent. Returns the connection if it has not sent a rank yet.
+/// Closes the connection of a stranger, or of a rank that gave up.
 fn seated(mut stream: TcpStream, seats: &mut [Option<TcpStream>]) -> Option<TcpStream> {
     let mut rank = [0; 4];
     match stream.peek(&mut rank) {

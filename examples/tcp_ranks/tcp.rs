@@ -1,9 +1,9 @@
 //! The collective: every rank sends its call to rank 0, which compares the calls, adds in rank order and sends the
 //! result back.
 //!
-//! A thread per connection receives frames, so no rank's write blocks because its peer is writing too. A call says how
-//! long a frame may be, and the rest of a longer frame is dropped. A rank announces that it leaves. A connection that
-//! ends without this message means a lost rank, and all ranks learn of it.
+//! One thread per connection receives frames, so two ranks that write to each other do not block each other. A call
+//! limits the length of a frame, and the rest of a longer frame is dropped. A rank announces that it leaves. A
+//! connection that ends without this message means a lost rank, and all ranks are notified.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,7 +18,7 @@ use instep::{Error, Result};
 
 use super::meeting::{gather, join};
 
-/// The first byte of a frame; its length in eight bytes follows, then its contents.
+/// The first byte of a frame. The frame's length in eight bytes follows, and then its contents.
 const CALL: u8 = 0; // to rank 0: a key, and the values that are to be summed
 const RESULT: u8 = 1; // from rank 0: the bytes that every rank ends with
 const DIFFERENT: u8 = 2; // from rank 0: a rank that makes another call, rank 0's key and that rank's key
@@ -27,9 +27,9 @@ const LEAVING: u8 = 4; // the sender makes no more calls
 
 type Frame = (u8, Vec<u8>);
 
-/// Longest time for saying why a group has ended.
+/// The largest time for sending the reason why a group has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// The most bytes that are kept of why a group has ended.
+/// The largest number of bytes that a rank reads of the reason why a group has ended.
 const MOST_WORDS: u64 = 1024;
 /// A rank and two keys.
 const MOST_DIFFERENT: u64 = 4 + 2 * CallKey::BYTES as u64;
@@ -43,7 +43,7 @@ pub(crate) struct Tcp {
     inboxes: Vec<Mutex<Inbox>>,
 }
 
-/// Frames of a peer. The peer's thread reads the contents of a frame once it knows how long they may be.
+/// Frames of a peer. The peer's thread reads the contents of a frame once a call has set their largest length.
 struct Inbox {
     wanted: Sender<u64>,
     frames: Receiver<Frame>,
@@ -54,7 +54,7 @@ struct Shared {
     /// The peers: on rank 0 all other ranks, by rank; on any other rank only rank 0.
     peers: Vec<(u32, Mutex<TcpStream>)>,
     failure: Mutex<Option<Error>>,
-    /// The thread that says why the group has ended.
+    /// The thread that sends the reason why the group has ended.
     last_words: Mutex<Option<JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
@@ -69,7 +69,7 @@ fn write_frame(stream: &TcpStream, tag: u8, parts: &[&[u8]], deadline: Instant) 
     [&header[..]].iter().chain(parts).try_for_each(|part| write_by(stream, part, deadline))
 }
 
-/// Writes all bytes by this time. A plain timeout would begin again whenever the peer reads some bytes.
+/// Writes all bytes before the deadline. A plain timeout would start again each time the peer reads some bytes.
 fn write_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -98,8 +98,8 @@ fn read_contents(stream: &TcpStream, len: u64, most: u64) -> io::Result<Vec<u8>>
 }
 
 impl Tcp {
-    /// Meets the other ranks at this address within this time. A program may make several groups, in the same order on
-    /// all ranks.
+    /// Connects to the other ranks at this address, or fails after `patience`. A program may make several groups, in
+    /// the same order on all ranks.
     pub(crate) fn meet(address: (&str, u16), rank: u32, world_size: u32, patience: Duration) -> Result<Tcp> {
         let (host, port) = address;
         let lost = |error: io::Error| Error::PeerLost { rank: 0, why: format!("{host}:{port}: {error}") };
@@ -122,7 +122,7 @@ impl Tcp {
         Ok(Tcp { rank, world_size, shared, inboxes })
     }
 
-    /// Returns the next frame of a peer, by its index in the list of peers, with at most this number of bytes.
+    /// Returns the next frame of the peer at index `place`, with contents of at most `most` bytes.
     fn receive(&self, place: usize, most: u64, call: &Call<'_>, since: Instant) -> Result<Frame> {
         let (peer, inbox) = (self.shared.peers[place].0, lock(&self.inboxes[place]));
         // If the thread that takes this number has ended, `frames` is closed too.
@@ -198,7 +198,7 @@ fn add(sum: &mut [u8], values: &[u8]) {
 }
 
 impl Shared {
-    /// Takes in frames until the connection ends. A closed channel informs the calls that wait for more.
+    /// Receives frames until the connection ends. The channel is closed then, so calls that wait for more frames fail.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Inbox> {
         let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);
@@ -211,7 +211,8 @@ impl Shared {
         Mutex::new(Inbox { wanted, frames })
     }
 
-    /// Takes in frames until the connection ends. Returns whether the peer has announced that it leaves.
+    /// Receives frames until the peer leaves or the connection ends. Returns whether the peer has announced that it
+    /// leaves.
     fn take_in(
         self: &Arc<Shared>,
         stream: &TcpStream,
@@ -261,8 +262,9 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Keeps the first failure, and sends it to all peers. Rank 0 therefore passes on the failures that it receives. A
-    /// separate thread sends, because a peer that does not read would block an abort.
+    /// Stores the first failure, and sends it to all peers, except a mismatch or a left pass. Rank 0 therefore passes
+    /// on the failures that it receives. A separate thread sends, because a peer that does not read would block an
+    /// abort.
     fn fail(self: &Arc<Shared>, error: Error) -> Error {
         let mut failure = lock(&self.failure);
         if let Some(first) = &*failure {
@@ -285,8 +287,9 @@ impl Shared {
         error
     }
 
-    /// If a frame cannot be sent, its connection is closed. Otherwise the peer would take the next frame for the rest
-    /// of this one. The calls that wait for the frame detect that the connection has ended.
+    /// Sends a frame to all peers. If a frame cannot be sent, its connection is closed. Otherwise the peer would read
+    /// the next frame as the rest of this frame. The calls that wait for the frame detect that the connection has
+    /// ended.
     fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
         for (_, stream) in &self.peers {
             let stream = lock(stream);

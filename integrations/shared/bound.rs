@@ -1,8 +1,8 @@
 //! AdamW in f64, and a bound on the rounding of an AdamW in f32 that is given the same gradients.
 //!
-//! A running error analysis: it computes for each value the largest error of an f32 computation, to first order. The
-//! bound holds whether an implementation computes moments as averages or as sums of products, and weight decay as a
-//! factor or as a difference.
+//! A running error analysis computes, to first order, the largest error of each value in an f32 computation. The bound
+//! holds whether an implementation computes moments as averages or as sums of products, and weight decay as a factor or
+//! as a difference.
 
 /// The unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
@@ -19,7 +19,7 @@ pub(crate) struct AdamW {
     pub(crate) has_f32_powers: bool,
 }
 
-/// A value, and the most by which it can be off.
+/// A value, and a bound on its error.
 #[derive(Clone, Copy, Default)]
 struct Value {
     at: f64,
@@ -27,7 +27,7 @@ struct Value {
 }
 
 impl Value {
-    /// Returns the moving average after `term` is added. `term` itself already has `given` roundings.
+    /// Returns the moving average after `term` is added. `term` is the result of `given` rounded operations.
     fn averaged(self, term: f64, beta: f64, given: f64) -> Value {
         let at = beta * self.at + (1.0 - beta) * term;
         let sums = 2.0 * beta * self.at.abs() + (3.0 + given) * (1.0 - beta) * (term.abs() + self.at.abs());

@@ -19,7 +19,7 @@ pub(crate) fn timed(step: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// Calls `round`, which returns the times of both steps, once per round. Prints the medians and the ratio.
+/// Calls `round` once per round to time both steps. Prints the medians and the ratio.
 pub(crate) fn compare(theirs: &str, ours: &str, mut round: impl FnMut() -> [Duration; 2]) {
     let rounds: Vec<[f64; 2]> =
         (0..32).map(|_| round().map(|time| time.as_secs_f64() * 1e3)).skip(1).collect();

@@ -55,13 +55,13 @@ pub enum Error {
 }
 
 impl Config {
-    /// Makes a configuration from an optimizer: [`instep::AdamW`], or any other that runs kernels.
+    /// Makes a configuration from an optimizer: [`instep::AdamW`], or any other optimizer that runs kernels.
     pub fn new(optimizer: impl Optimizer + 'static) -> Config {
         let optimizer = Box::new(optimizer);
         Config { optimizer, max_norm: None, skip_nonfinite: false, is_eight_bit: false, threads: None }
     }
 
-    /// Clips all gradients together by their global norm, which is exact.
+    /// Clips all gradients together by the global norm of the same step.
     pub fn max_norm(self, max_norm: f64) -> Config {
         Config { max_norm: Some(max_norm), ..self }
     }
@@ -105,7 +105,7 @@ pub(crate) enum Saved {
 /// A parameter's step count, and the number that some optimizers also carry from step to step.
 type Count = (u64, Option<f64>);
 
-/// Steps all parameters. Their order is that of the names that `new` got.
+/// Steps all parameters. The parameters are in the order of the names that `new` received.
 pub(crate) struct Model {
     step: BucketStep,
     ids: Vec<ParamId>,

@@ -2,10 +2,11 @@
 
     python python/benches/buckets.py [--rounds 31] [--threads 1] [--device cuda]
 
-The bucket has 25 MiB in 50 parameters, each in separate memory, as under DDP. The bucket's own memory stays the same.
-Sides run in turn in every round; a line gives the median of the times and of the ratios to instep in the same round,
-with their range. Every side's parameters are compared after the first step. The copy moves as many bytes as AdamW has
-to: 28 per element. Its ratio to instep is instep's share of the bandwidth of a copy.
+The bucket has 25 MiB in 50 parameters, each in separate memory, as under DDP. All steps use the same memory for the
+bucket. Every round times each implementation once. An output line gives the median time and the median ratio to instep
+in the same round, with their ranges. After the first step, the parameters of all implementations are compared. The
+"copy" line is a plain memory copy of as many bytes as AdamW moves: 28 per element. Its ratio to instep is the share of
+copy bandwidth that instep reaches.
 """
 
 import argparse
@@ -33,7 +34,7 @@ Side = tuple[list[Tensor], Callable[[Tensor], object]]
 
 
 class Bucket:
-    """Stands for the bucket that DDP passes to a hook. Its sum is already complete."""
+    """Imitates the bucket that DDP passes to a hook. The bucket's sum is already complete."""
 
     def __init__(self, params: list[Tensor], buffer: Tensor) -> None:
         self.params, self.flat = params, buffer
@@ -55,7 +56,7 @@ class Bucket:
 
 
 def params(device: str) -> nn.ParameterList:
-    """The same values for every side."""
+    """Returns the same parameters for every implementation."""
     torch.manual_seed(0)
     size = ELEMENTS // PARAMS
     return nn.ParameterList(nn.Parameter(torch.randn(size).to(device)) for _ in range(PARAMS))
@@ -81,8 +82,8 @@ def original(device: str, fused: bool) -> Side:
 
 
 def flat(device: str) -> Side:
-    """One fused step over a flat copy of the parameters. This is less work than that of DDP, because DDP's parameters
-    are separate tensors.
+    """One fused step over a flat copy of the parameters. Under DDP a step has more work, because the parameters are
+    separate tensors.
     """
     own = nn.Parameter(torch.cat([p.detach().flatten() for p in params(device)]))
     optimizer = torch.optim.AdamW([own], LR, fused=True)
@@ -105,7 +106,7 @@ def ours(device: str, gradients: str) -> Side:
 
 
 def after_backward(device: str, make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Side:
-    """An ordinary optimizer over views of the bucket, after its division."""
+    """An ordinary optimizer over views of the bucket. It steps after the bucket is divided by WORLD_SIZE."""
     own = list(params(device))
     optimizer = make(own)
 

@@ -1,11 +1,12 @@
-"""Times functional.adamw_ and copy_ over lists of tensors, and constructors, beside torch's on lists of the same sizes.
+"""Times functional.adamw_, functional.copy_ and optimizer constructors, and their counterparts in torch.
 
     python python/benches/functional.py [--rounds 31] [--elements 16777216] [--only adamw_ copy_ construction]
 
-Sides run in turn in every round, with gradients at new addresses. For the step counts, torch's side calls
-`_foreach_add_`, as its optimizer does, and the loop's side calls it for each tensor. copy_ is from float32 to bfloat16.
-Constructors are given one parameter at a time. A line gives two medians with their ranges: the time in microseconds,
-and its ratio to our first time in the same round. Above 1, ours is faster.
+Every round times each implementation once. Steps alternate between two sets of gradients, except those of
+functional.prepare. To increment the step counts, torch's fused call also calls `_foreach_add_`, as torch's optimizer
+does. The loop makes both calls for each tensor. copy_ is from float32 to bfloat16. Constructors are given one parameter
+at a time. A line gives two medians with their ranges: the time in microseconds, and its ratio to our first time in the
+same round. Above 1, ours is faster.
 """
 
 import argparse
@@ -55,7 +56,9 @@ def prepared(count: int, elements: int) -> Callable[[], None]:
 
 
 def fresh(side: Callable[..., None], count: int, elements: int) -> Callable[[], Callable[[], None]]:
-    """The side with two sets of gradients. A backward pass would make the two sets in turn."""
+    """An implementation with two sets of gradients, used alternately, because backward passes allocate gradients at
+    changing addresses.
+    """
     params, grads, *rest = lists(count, elements)
     both = [grads, [torch.randn(elements) for _ in range(count)]]
 

@@ -2,7 +2,7 @@
 
     python python/benches/groups.py [--rounds 31] [--params 2000]
 
-Sides run in turn in every round. A line gives the median of the times with their range, in milliseconds.
+Every round times each optimizer once. A line gives the median of the times with their range, in milliseconds.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Loss of a small GPT in f32 and in two formats of few bits: curves, and whether they stay within the spread of f32's seeds.
+"""Trains a small GPT in f32 and two low-precision formats, and compares losses with the spread of f32's seeds.
 
-It learns the next byte of this repository's own text. The same seed has the same first values and batches in every format.
-``--svg`` draws what docs/optimizers.md shows; its numbers are those of the run. At full length the program fails if a
-format's mean loss is outside the range of f32's seeds.
+The GPT learns to predict the next byte of this repository's own text. A seed gives the same initial values and batches
+in every format. ``--svg`` draws the loss curves of this run as a picture like that in docs/optimizers.md. At full
+length the program fails if a format's mean loss is outside the range of f32's seeds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WIDTH, HEIGHT, LEFT, TOP = 640, 300, 60, 56
 
 
 def corpus() -> tuple[Tensor, Tensor]:
-    """Bytes to learn from, and bytes to test on."""
+    """Returns the bytes to train on and the bytes to test on."""
     files = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("kernels/**/*.h"), *ROOT.glob("src/launch/*.rs")])
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
     cut = int(len(text) * (1 - HELD_OUT))
@@ -55,7 +55,7 @@ def pieces(text: Tensor, count: int, context: int, numbers: torch.Generator) -> 
 
 
 def trained(name: str, seed: int, asked: argparse.Namespace) -> list[tuple[int, float]]:
-    """Trains some steps, and returns the loss on the held-out text after each."""
+    """Trains a model. Returns its loss on the held-out text after every tenth step and after the last step."""
     dtype, options, _ = FORMATS[name]
     learnt, tested = corpus()
     torch.manual_seed(seed)

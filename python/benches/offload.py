@@ -2,20 +2,21 @@
 
     python python/benches/offload.py [--rounds 11] [--layers 8] [--elements 2097152] [--device cuda] [--svg FILE] [--csv FILE]
 
-The simulated GPU's work is sleep, so it takes no core. Its copies are copies between two memories of the host. A GPU's
-copy engine would make them. With `--device cuda`, work and copies are the GPU's own. Forward and backward together take
-1, 2 and 4 times as long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients are copied
-down during backward, and the step and the uploads come after it. The exposed time of a side is the time of a
-training step minus that of a step without an optimizer in the same round.
+The simulated GPU sleeps instead of computing, so its work uses no core. Its copies run on the host between two buffers,
+while a real GPU has a copy engine. With `--device cuda`, a real GPU runs the work and the copies. Forward and backward
+together take 1, 2 and 4 times as long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients
+are copied to the host during backward, and the step and the uploads run after backward. Exposed time is the time of a
+training step minus the time of a training step without an optimizer in the same round.
 
-With a clip, a step may begin only after the last gradient, so only a forward pass can hide it.
+With a clip, an optimizer step may begin only after the last gradient, so only a forward pass can hide the step.
 
 `--plan` names the command `instep`. The predictions of `instep plan --offload=torch` are compared with the measured
 passes. The plan gets speeds from the same passes: the medians of a pass without an optimizer, of a bucket's step and of
-its copies. Step and copies are slower together than alone. The bytes must be equal.
+its copies. A step and copies slow each other down when they overlap, so predicted times may be too short. The bytes
+must be equal.
 
-With `--step-ms`, steps, norms and copies sleep too, for that long, on small tensors. A busy machine then still shows
-what the order of work leaves exposed, but not the speed of the kernels.
+With `--step-ms`, steps, norms and copies use small tensors and sleep for the given time. A busy machine then still
+shows what the order of work leaves exposed, but not the speed of the kernels.
 
     torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 
@@ -78,7 +79,9 @@ def calibrate() -> float:
 
 
 class Work(torch.autograd.Function):
-    """A layer on the simulated GPU: a third of the time in forward, two in backward, and a gradient."""
+    """A layer on the simulated GPU: forward takes a third of the time, and backward takes two thirds and returns a
+    gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:
@@ -110,7 +113,9 @@ class Layer(nn.Module):
 
 
 def lengthen(engine: Any, milliseconds_of_step: float, layers: int) -> None:
-    """Lets the norms and steps of an engine sleep as well. A norm reads 4 bytes of a step's 28."""
+    """Lets the norms and steps of an engine sleep as well. A norm takes a seventh of a step's time, because it reads 4
+    bytes per element and a step moves 28.
+    """
     share = milliseconds_of_step / 1e3 / layers
     for name, seconds in (("_run", share), ("step_decided", share), ("add_norm", share / 7)):
         real = getattr(engine, name)
@@ -173,8 +178,8 @@ class AfterBackward:
 
 
 def foresee(instep: Path, arguments: argparse.Namespace, clips: bool, milliseconds_of: dict[str, float]) -> Any:
-    """The prediction of `instep plan` for a pass, given the times of the GPU's work, of a bucket's step and of its
-    copy.
+    """Returns the prediction of `instep plan` for a pass, given the measured times of the GPU's work, a bucket's step
+    and a bucket's copy.
     """
     elements, tokens = arguments.layers * arguments.elements, 1_000_000
     ranks = dist.get_world_size() if arguments.fsdp else 1
@@ -338,7 +343,9 @@ def main() -> None:
 
 
 def picture(rows: list[tuple[int, str, Spread]], stepping: float, most: float) -> str:
-    """Draws bars of exposed time, in units of the step's time, and a line at one bucket's step and copy."""
+    """Draws bars of exposed time, in units of the step's time. A dashed line marks the time of one bucket's step and
+    copy.
+    """
     width, left, bar, scale = 720, 250, 18, 400.0
     largest = max(1.0, *(e.median / stepping for _, _, e in rows))
     lines, y = [], 52

@@ -3,8 +3,9 @@ backward.
 
     torchrun --nproc-per-node 2 python/benches/training.py [--rounds 21] [--device cuda]
 
-Both sides train separate models in the same processes, in turn; the time of a step is that of the slowest rank. The
-exposed time of an optimizer is how much longer a step takes than the same step without any optimizer.
+In the same processes, both optimizers train separate models in turn. The time of a training step is that of the slowest
+rank. The exposed time of an optimizer is the time of a training step minus the time of the same step without an
+optimizer.
 """
 
 import argparse

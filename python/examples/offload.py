@@ -3,7 +3,7 @@
     python python/examples/offload.py [--device cuda]
 
 Without a GPU, the device is simulated, and refuses to allocate more than 40 MB. Parameters, gradients and activations
-fit there. Together with the states of an optimizer, they do not fit.
+fit into 40 MB, but optimizer states do not fit in addition.
 """
 
 import argparse
@@ -33,7 +33,9 @@ class GPT(nn.Module):
 
 
 def train(make_optimizer: str, name: str, steps: int) -> str:
-    """Trains on the bytes of this file. Prints the last loss, and the memory that the simulated device used."""
+    """Trains on the bytes of this file. Returns a text with the last loss, and with the peak memory of the simulated
+    device.
+    """
     device = None if name == "cuda" else Simulated(memory_bytes=40_000_000)
     where = torch.device(name)
     text = torch.frombuffer(bytearray(open(__file__, "rb").read()), dtype=torch.uint8).long()

@@ -1,7 +1,7 @@
 """The op of DeepSpeed's CPU Adam: ``instep.deepspeed.install()`` replaces DeepSpeed's compiled op by this library's step.
 
 `DeepSpeedCPUAdam`, and thus ZeRO-Offload, then steps with this library and needs no compiler. A step is a call of
-``instep.torch.functional`` on DeepSpeed's tensors. No tensor is kept between calls.
+``instep.torch.functional`` on DeepSpeed's tensors. No call stores a tensor for later calls.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Op:
     """Replaces the op that ``CPUAdamBuilder().load()`` returns. It has the same functions, with the same arguments.
 
     Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
-    float32, bfloat16 or float16, and states float32 or bfloat16. Other functions, such as those of ZenFlow, come from
-    DeepSpeed's own op, which DeepSpeed compiles at the first use of one of them. The same optimizers are then created
-    in that op too.
+    float32, bfloat16 or float16, and states float32 or bfloat16. This class does not implement other functions, such as
+    those of ZenFlow. The first use of such a function makes DeepSpeed compile its own op, and creates all optimizers in
+    that op as well.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -46,8 +46,8 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``, because the numbers are passed
-        again to each step.
+        """Makes an optimizer. Later steps use only ``adamw_mode`` of these arguments, because each step gets the
+        numbers again.
         """
         self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode
         if self._own is not None:
@@ -181,7 +181,7 @@ class Op:
         return getattr(self._load_own(), name)
 
     def _load_own(self) -> Any:
-        """Returns DeepSpeed's own op. The first call loads it, because each load may run a compiler."""
+        """Returns DeepSpeed's own op. Only the first call loads the op, because a load may run a compiler."""
         if self._own is None:
             loaded = self._builder._loaded_ops
             loaded.pop(self._builder.NAME, None)
@@ -197,7 +197,7 @@ class Op:
 
 
 def install() -> Op:
-    """Replaces DeepSpeed's op by that of the library, for every ``DeepSpeedCPUAdam`` that is made from now on.
+    """Replaces DeepSpeed's op by `Op`, for every ``DeepSpeedCPUAdam`` that is made from now on.
 
     A second call does nothing. Raises ``RuntimeError`` if DeepSpeed has already loaded its own op, because existing
     optimizers keep that op. Raises ``NotImplementedError`` for a DeepSpeed version that loads ops differently.

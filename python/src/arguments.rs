@@ -39,8 +39,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
 
 /// The addresses of the tensors of one step. Each parameter and each gradient has its own address. Every other tensor
 /// is one array for the whole arena. A gradient with the address 0 is missing, and its parameter is skipped. `counts`
-/// and `carried` are the addresses of two vectors, or 0 if there is no such vector. A vector has one number for each
-/// parameter of the arena.
+/// and `carried` are the addresses of two vectors, or 0 if the arena lacks the vector. Each vector has one number for
+/// each parameter of the arena.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -99,8 +99,8 @@ impl Bound {
     }
 }
 
-/// Reads one row of the vector of counts and of the vector of carried numbers. Returns `None` for a vector with the
-/// address 0.
+/// Reads one row of the vector of counts and of the vector of carried numbers. Returns `None` in place of a number if
+/// the vector has the address 0.
 ///
 /// # Safety
 /// A vector with an address other than 0 has this row, and nothing else touches the vector.

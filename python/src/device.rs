@@ -1,4 +1,4 @@
-//! Thread pools and GPUs. All steps of a process share them.
+//! Thread pools and GPUs, which all steps of a process share.
 //!
 //! Threads do not survive a fork. An object therefore stores the process that made it, and refuses calls in a forked
 //! child.
@@ -24,7 +24,7 @@ static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
 /// Returns a pool of this number of threads. With an OpenMP runtime, the pool uses the runtime's threads. Otherwise the
-/// pool has its own threads. They start with the first step that needs them.
+/// pool has its own threads, which start at the first step that needs them.
 pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();

@@ -40,7 +40,7 @@ impl Norm {
         Ok(Norm { owner: Owner::current(), block: ManuallyDrop::new(Mutex::new(block)) })
     }
 
-    /// Begins a new norm. All gradients of the norm have these factors.
+    /// Begins a new norm. All gradients of the norm contain these factors.
     fn begin(&self, py: Python<'_>, factors: Factors, stream: usize) -> PyResult<()> {
         let mut block = self.lock()?;
         let block = &mut *block;

@@ -1,7 +1,7 @@
 //! Runs steps on the threads of the OpenMP runtime that runs PyTorch's own loops.
 //!
-//! After each of PyTorch's loops, the runtime's threads spin. If a step had its own threads, they would have to share
-//! the cores with the spinning threads. A step therefore uses the runtime's threads. `GOMP_parallel` is the function of
+//! After each of PyTorch's loops, the runtime's threads spin. If a step had its own threads, the spinning threads would
+//! compete with them for the cores. A step therefore uses the runtime's threads. `GOMP_parallel` is the function of
 //! GNU's runtime that compiled code calls. Intel's and LLVM's runtimes have this function too.
 #![allow(unsafe_code)]
 

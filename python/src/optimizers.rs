@@ -53,7 +53,8 @@ pub(crate) fn state_names(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Vec
     Ok(names)
 }
 
-/// Returns the names of all states that an optimizer can have. The states that it always has come first.
+/// Returns the names of all states that an optimizer can have. The states that the optimizer always has are listed
+/// first.
 #[pyfunction]
 pub(crate) fn all_state_names(name: &str) -> PyResult<Vec<&'static str>> {
     let mut names = Vec::new();

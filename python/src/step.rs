@@ -21,7 +21,7 @@ use crate::norm::{Block, Norm};
 use crate::openmp::OpenMp;
 use crate::optimizers::optimizer;
 
-/// The step of one bucket. The bucket's parameters have one type and are on one device. Each belongs to a
+/// The step of one bucket. The bucket's parameters have one type and are on one device. Each parameter belongs to a
 /// hyperparameter group.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Step {
@@ -65,12 +65,12 @@ impl Step {
     ///
     /// `groups` has an optimizer's key and hyperparameters for each group. `params` has the following numbers for each
     /// parameter: its length, its group, its offset in the arena, its row in the arena's vectors, the native count
-    /// minus the count that Python shows, the number of elements of a row of the parameter, and the index of its first
-    /// element among the elements of all full parameters. No block of 8-bit states crosses the end of a row. `arena` is
-    /// the number of elements of the arena. `formats` has the formats of parameters, gradients, masters and states.
-    /// `after` says what the step does to gradients. `openmp` is the address of an OpenMP runtime's `GOMP_parallel`:
-    /// the step uses the runtime's threads. If `openmp` is 0, the step uses its own threads. `gpu_ordinal` is None for
-    /// the CPU.
+    /// minus the count that Python shows, the number of elements of a row of the parameter, and the index of the
+    /// parameter's first element among the elements of all full parameters. No block of 8-bit states crosses the end of
+    /// a row. `arena` is the number of elements of the arena. `formats` has the formats of parameters, gradients,
+    /// masters and states. `after` says what the step does to gradients. `openmp` is the address of an OpenMP runtime's
+    /// `GOMP_parallel`: the step uses the runtime's threads. If `openmp` is 0, the step uses its own threads.
+    /// `gpu_ordinal` is None for the CPU.
     #[new]
     #[pyo3(signature = (groups, params, arena, formats, seed, after, threads, openmp, gpu_ordinal))]
     #[allow(clippy::too_many_arguments)]
@@ -259,8 +259,8 @@ impl Step {
         Ok(())
     }
 
-    /// Locks the engine. Waits only for threads that are reading counts. Raises an error if another thread uses the
-    /// engine in another way.
+    /// Locks the engine. If another thread is reading counts, waits for it. If another thread uses the engine in any
+    /// other way, raises an error.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;
         loop {

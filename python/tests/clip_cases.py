@@ -1,7 +1,8 @@
-"""Every rank runs these cases: groups that clip together, alone or not at all, beside an ordinary optimizer for each
-clip.
+"""Every rank runs these cases: groups that are clipped together, alone or not at all. The reference has an ordinary
+optimizer for each clip.
 
-The models of both sides have the same bits after every step, so a norm that has one gradient too many or too few is seen.
+Our model and the reference must have the same bits after every step, so a norm with one gradient too many or too few is
+detected.
 """
 
 import math
@@ -22,7 +23,7 @@ FACTORS = (1.0, 2.0, 3.0, 0.5, 0.25)
 
 
 class Apart(nn.Module):
-    """Layers side by side: the factor of a layer shows in the gradients of that layer only."""
+    """Parallel layers. The input has a factor for each layer, which affects only the gradients of that layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ def trained(rank: int, world: int, kind: str, max_norm: Optional[float]) -> None
 
 
 def skipped(rank: int, world: int, kind: str) -> None:
-    """Gradients of any one group that are not finite on one rank skip the steps of all groups."""
+    """If gradients of any group are not finite on one rank, the steps of all groups are skipped."""
     model, stepped = registered(kind, model_of(world), skip_nonfinite=True, lr=0.1)
     before = [shard_of(param).clone() for param in model.parameters()]
     for spoiled in range(len(LIMITS) + 1):

@@ -16,7 +16,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keeps the cases of a long list whose turn it is. As many consecutive turns as the marker says cover all cases."""
+    """Of a long list of cases, selects those that run in this turn. The marker gives the number of consecutive turns
+    that together run all cases.
+    """
     turn = os.environ.get("INSTEP_CI_TURN")
     if turn is None:
         return

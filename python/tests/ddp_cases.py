@@ -1,8 +1,8 @@
-"""Every rank runs these cases: DistributedDataParallel with our optimizer beside DDP with torch.optim, on the same
-batches.
+"""Every rank runs these cases, which compare DistributedDataParallel with our optimizer and with torch.optim, on the
+same batches.
 
-The reference steps after backward with the gradients of our side: DDP takes the mean there, our side divides in the
-step.
+After backward, the reference steps with the same gradients. In the reference, DDP divides gradients by the number of
+ranks. In our model, the step divides them.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def level(ours: nn.Module, theirs: nn.Module, stepped: Any, wanted: Any) -> None
 
 
 def subset(rank: int, world: int, chosen: str, view: bool) -> None:
-    """Our optimizer steps some parameters; all others keep averaged gradients."""
+    """Our optimizer steps some parameters. DDP still averages the gradients of all others."""
     ours, theirs = pair(make("gpt"), gradient_as_bucket_view=view)
     params = {"first": list(ours.parameters())[:1], "none": []}[chosen]
     stepped = register_ddp(ours, "sgd", params=params, lr=0.1)
@@ -148,7 +148,7 @@ def subset(rank: int, world: int, chosen: str, view: bool) -> None:
 
 
 class Branches(nn.Module):
-    """Uses one of its first three branches, a different one on each rank; no rank uses the last branch."""
+    """Uses only the branch with the number ``which``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,9 @@ class Branches(nn.Module):
 
 
 def unused(rank: int, world: int, view: bool, in_backward: bool) -> None:
-    """A parameter that no rank used stays as it is; a parameter that some rank used is stepped with the mean of all."""
+    """A parameter that no rank used does not change. A parameter that some rank used is stepped with the mean over all
+    ranks.
+    """
     torch.manual_seed(2)
     ours, theirs = pair(Branches(), find_unused_parameters=True, gradient_as_bucket_view=view)
     options = {"lr": 0.1, "weight_decay": 0.1}
@@ -243,7 +245,7 @@ def in_backward(rank: int, world: int, model: str, view: bool, before: bool, opt
 
 
 def mixed_ownership(rank: int, world: int, view: bool) -> None:
-    """Parameters without an optimizer in backward keep the mean on every rank, with and without bucket views."""
+    """Parameters without an optimizer in backward have the mean gradient on every rank, with and without bucket views."""
     ours, theirs = pair(make("resnet"), gradient_as_bucket_view=view)
     apply_optimizer_in_backward(torch.optim.SGD, ours.module.head.parameters(), {"lr": 0.1})
     for _ in range(3):
@@ -330,7 +332,7 @@ def averages(rank: int, world: int) -> None:
 
 
 def own_sum(rank: int, world: int) -> None:
-    """A user's hook sums in place of all_reduce."""
+    """A user's hook sums the buckets instead of all_reduce."""
     ours, theirs = pair(make("gpt"))
     calls = []
 

@@ -25,7 +25,9 @@ from instep.torch import (
 
 
 class Two(nn.Module):
-    """Has two parameters, whose gradients are the numbers of the input. A parameter whose number is zero is not used."""
+    """Has two parameters. The input has a factor for the gradient of each parameter, and a parameter with a factor of
+    zero is not used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class Side:
         return [whole(param) for param in self.net.parameters()]
 
     def go_on_from(self, other: "Side") -> None:
-        """Takes the values and the states of another side, through the optimizers' own state dicts."""
+        """Copies the values and the states of another `Side`, through the optimizers' own state dicts."""
         for param, source in zip(self.net.parameters(), other.net.parameters()):
             param.data.copy_(source.data)
         for one, saved in zip(self.optimizers, [copy.deepcopy(source.state_dict()) for source in other.optimizers]):
@@ -101,7 +103,7 @@ def assert_alike(ours: Side, theirs: Side) -> None:
 
 
 def saved_before(rank: int, world: int, entry: str, key: str, options: dict[str, Any]) -> None:
-    """The second parameter has had no update when the training is saved, and its first update has another rate."""
+    """The second parameter has had no update when the training is saved. Its first update uses another learning rate."""
     ours, theirs = sides(entry, key, options)
     for number in range(2):
         for side in (ours, theirs):

@@ -1,5 +1,5 @@
-"""Every rank runs these cases: FSDP with our optimizer inside backward beside FSDP with torch.optim after it, on the
-same batches.
+"""Every rank runs these cases, which compare FSDP with our optimizer inside backward and FSDP with torch.optim after
+backward, on the same batches.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ def compare(
 
 
 def unused(rank: int, world: int) -> None:
-    """A branch that no rank used stays as it is, and the other parameters of its unit are stepped after backward."""
+    """A branch that no rank used does not change. The other parameters of its unit are stepped after backward."""
     torch.manual_seed(2)
     base = Branches()
     ours, theirs = (fully_shard(copy.deepcopy(base), mesh=init_device_mesh("cpu", (world,))) for _ in range(2))
@@ -231,7 +231,7 @@ def save(rank: int, world: int, folder: str) -> None:
 
 
 def load(rank: int, world: int, folder: str) -> list[Tensor]:
-    """Loads that checkpoint at any number of ranks, and returns the full states."""
+    """Loads the checkpoint of `save` at any number of ranks, and returns the full states and parameters."""
     model = shard(make("gpt"))
     stepped = register_fsdp(model, "adamw", lr=1e-2)
     saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
@@ -247,7 +247,7 @@ def load(rank: int, world: int, folder: str) -> list[Tensor]:
 
 
 def resume(rank: int, world: int) -> None:
-    """A checkpoint of torch's optimizer resumes here, and one of ours resumes in torch, as full and as sharded state
+    """Our optimizer resumes from a checkpoint of torch's optimizer, and the reverse, with full and with sharded state
     dicts.
     """
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
@@ -298,7 +298,7 @@ def masters(rank: int, world: int) -> None:
 
 
 def failed_pass(rank: int, world: int) -> None:
-    """A backward that fails on all ranks leaves no trace in the next one."""
+    """A backward pass that fails on all ranks has no effect on the next backward pass."""
     ours = shard(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))))
     theirs = shard(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))))
     with torch.no_grad():
@@ -364,7 +364,7 @@ def empty_rank(rank: int, world: int, wrapper: str) -> None:
 
 
 def subset(rank: int, world: int) -> None:
-    """Our optimizer steps some parameters; all others keep the reduced gradient."""
+    """Our optimizer steps some parameters. FSDP still reduces the gradients of all others."""
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     register_fsdp(ours, "sgd", params=list(ours.parameters())[:1], lr=0.1)
     before = [shard_of(p).clone() for p in ours.parameters()]

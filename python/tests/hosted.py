@@ -1,8 +1,8 @@
 """A device of PyTorch's own, "hosted" (PrivateUse1), whose memory is the host's: `register` adds it once per process.
 
-DLPack makes each tensor of the device from a host tensor, and a host tensor again for each operation, so both see the
-same bytes. PyTorch does not know that the memory is shared: it refuses to mix the two devices, copies tensors between
-them, and runs backward on a thread for the device, as for a GPU.
+DLPack makes each tensor of the device from a host tensor with the same bytes. For each operation, DLPack makes a host
+tensor from it again. PyTorch does not know that the memory is shared: it refuses to mix the two devices, copies tensors
+between them, and runs backward on a thread for the device, as for a GPU.
 """
 
 import ctypes
@@ -49,7 +49,9 @@ def inward(one: Any) -> Any:
 
 
 def on_the_host(operation: Any, *given: Any, **named: Any) -> Any:
-    """Runs an operation on the host's tensors. A tensor that is written in place stays the same object."""
+    """Runs an operation on host tensors with the same bytes. If the operation writes a tensor in place, the result is
+    the same object.
+    """
     known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def enter(one: Any) -> Any:

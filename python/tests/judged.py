@@ -1,8 +1,8 @@
-"""Judges every step that an AdamW makes while somebody else's trainer runs, against torch's AdamW and a derived bound.
+"""Judges every step that an AdamW makes in another library's trainer, against torch's AdamW and a derived bound.
 
-Hooks on the step copy parameters and states before it. After it, ``torch.optim.AdamW`` steps the copies with the same
-gradients, and AdamW in f64 gives the exact values. Both f32 results must be within the bound of the exact values, so they
-differ by at most twice the bound. The trainer's own code runs unchanged.
+Before each step, a hook copies parameters and states. After the step, ``torch.optim.AdamW`` steps the copies with the
+same gradients, and AdamW in f64 gives the exact values. Both f32 results must be within the bound of the exact values,
+so they differ by at most twice the bound. The trainer's own code runs unchanged.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Verdict:
         """The largest error on each side, as a share of its bound, and where it was."""
 
     def compare(self, side: str, name: str, got: Tensor, wanted: Tensor, bound: Tensor) -> None:
-        """Takes in one tensor of one side."""
+        """Records the error of one tensor of one side."""
         error = (got.detach().double() - wanted).abs()
         share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=torch.inf)
         largest = share.max().item() if share.numel() else 0.0
@@ -76,14 +76,14 @@ class Verdict:
             self.worst[side] = (largest, f"{name} in step {self.steps}")
 
     def check(self) -> None:
-        """Asserts that steps were made, all within the bound."""
+        """Asserts that at least one step was made, and that all steps were within the bound."""
         assert self.steps, "no step of a judged optimizer was made"
         for side, (share, where) in self.worst.items():
             assert share <= 1, f"{side}: {where} is off by {share:.3g} times its bound"
 
 
 def values_of(optimizer: torch.optim.Optimizer, param: Tensor) -> Values:
-    """Returns what the optimizer has for a parameter: zeros before its first step."""
+    """Returns the optimizer's states of a parameter, which are zeros before the first step."""
     state = optimizer.state.get(param, {})
     moments = [state[name] if name in state else torch.zeros_like(param) for name in NAMES[1:]]
     assert all(tensor.dtype is torch.float32 for tensor in (param, *moments)), "the bound is that of f32"
@@ -112,9 +112,9 @@ def assert_close_runs(
     """Compares the last values of two whole runs. The tolerance is chosen, not derived, because the rounding of one step
     changes the gradients of all later steps.
 
-    ``attention`` names the biases that hold queries, keys and values. Attention does not depend on the bias of the keys, so
-    that gradient is only rounding, and AdamW scales it up to a whole step. Two runs go apart there, so the comparison leaves
-    it out. The judge takes each step of it like all others.
+    ``attention`` names the biases that hold queries, keys and values. Attention does not depend on the bias of the
+    keys, so the gradient of this bias is only rounding error, which AdamW scales up to a full step. Two runs therefore
+    diverge in this bias, so this comparison leaves the bias out. The judge still checks each step of the bias.
     """
     tolerance = {"rtol": 1e-4, "atol": 2e-4 if has_16_bits else 1e-5}
     assert before.keys() == after.keys()

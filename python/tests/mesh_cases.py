@@ -37,8 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def made(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Returns layers with rows of 300, 256 and 896 elements, biases and rows of 70 elements whose states stay in
-    float32, and one row fewer than ranks.
+    """Returns layers with rows of 300, 256, 896 and 70 elements. Biases and rows of 70 elements have float32 states.
+    The last layer has fewer rows than there are ranks.
     """
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Linear(300, 256), nn.Linear(256, 896), nn.Linear(896, 70), nn.Linear(70, 3))
@@ -46,7 +46,7 @@ def made(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def sharded(model: nn.Module, hsdp: bool = False) -> nn.Module:
-    """Applies FSDP2 to each layer; ``hsdp`` asks for two copies of the shards."""
+    """Applies FSDP2 to each layer. With ``hsdp``, each shard has two replicas."""
     world = dist.get_world_size()
     shape = (2, world // 2) if hsdp else (world,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
@@ -73,7 +73,7 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
 
 
 def whole(value: Tensor) -> Tensor:
-    """Returns the full tensor; gloo cannot send unsigned 16-bit integers."""
+    """Returns the full tensor. A conversion is needed, because gloo cannot send unsigned 16-bit integers."""
     if not isinstance(value, DTensor):
         return value
     if value.dtype == torch.uint16:
@@ -126,7 +126,7 @@ def on_two_dimensions(style: Any, dtype: torch.dtype) -> tuple[nn.Module, Any]:
 
 
 def trained_by_rows(rank: int, world: int, key: str, dtype: torch.dtype, **formats: Any) -> str:
-    """Returns the hash after some passes under FSDP2 over tensor parallelism that cuts weights by rows."""
+    """Returns the hash after some passes under FSDP2 over tensor parallelism that shards weights by rows."""
     model, mesh = on_two_dimensions(ColwiseParallel, dtype)
     assert world == 1 or all(isinstance(param.placements[0], _StridedShard) for param in model.parameters())
     stepped = register_fsdp(model, key, **OPTIONS[key], **formats)
@@ -142,8 +142,8 @@ def trained_by_rows(rank: int, world: int, key: str, dtype: torch.dtype, **forma
 
 
 def refused_cuts(rank: int, world: int) -> None:
-    """Cuts that would change the bits are refused by name: columns for 8-bit states, and rows that are not neighbours
-    for stochastic rounding.
+    """Shardings that would change the bits are refused by name: columns with 8-bit states, and rows that are not
+    consecutive with stochastic rounding.
     """
 
     def refusal(make: Any) -> str:
@@ -166,7 +166,7 @@ def refused_cuts(rank: int, world: int) -> None:
 
 
 def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = False, **formats: Any) -> str:
-    """Returns the same hash for ``FusedOptimizer`` over DTensors with given gradients."""
+    """Returns the hash after some steps of ``FusedOptimizer`` over DTensors with given gradients."""
     mesh = init_device_mesh("cpu", (2, world // 2) if hsdp else (world,))
     placements = [Replicate(), Shard(0)] if hsdp else [Shard(0)]
     torch.manual_seed(4)
@@ -203,8 +203,8 @@ def resumed(rank: int, world: int, key: str, dtype: torch.dtype, first: int, las
 
 
 def other_blocks(rank: int, world: int) -> None:
-    """States of parameters that are not sharded go on with the same bits if rows are whole blocks. Their scales are
-    refused by name otherwise.
+    """Saved states of parameters that were not sharded are loaded into sharded ones. If rows are multiples of a block,
+    training continues with the same bits. Otherwise the scales are refused by name.
     """
     mesh = init_device_mesh("cpu", (world,))
     for row, fits in ((256, True), (300, False)):

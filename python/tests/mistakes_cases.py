@@ -1,4 +1,6 @@
-"""Every rank runs loops that torch accepts and that would do something else here: all ranks report each of them."""
+"""Every rank runs loops that torch accepts, but that would have another effect with this library. All ranks must report
+each such loop.
+"""
 
 import contextlib
 import copy
@@ -111,8 +113,8 @@ def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> N
 
 
 def late_change_without_step(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
-    """A loop without `step` is warned once where it clears a clipped gradient; gradients of zero, None, or seen by
-    `step` cause no warning.
+    """A loop that never calls `step` gets one warning when it clears a clipped gradient. There is no warning for
+    gradients that are zero or None, or that `step` has checked.
     """
     keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
     for key in keys if change == "clip" else keys[:1]:
@@ -141,8 +143,8 @@ def late_change_without_step(rank: int, world: int, wrapper: str, change: Option
 
 
 def closure_change(rank: int, world: int, wrapper: str) -> None:
-    """A gradient that a closure changes, as Lightning's clipping does, is refused; a closure that first clears
-    gradients is accepted.
+    """If a closure changes a gradient, as Lightning's clipping does, `step` raises. A closure that clears gradients and
+    runs backward is accepted.
     """
     model, stepped = registered(wrapper)
 
@@ -158,7 +160,7 @@ def closure_change(rank: int, world: int, wrapper: str) -> None:
 
 
 def unscaled(rank: int, world: int, wrapper: str) -> None:
-    """A scaler's unscale_ would divide a second time."""
+    """A call of the scaler's unscale_ is refused, because it would divide gradients a second time."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model, stepped = registered(wrapper, lr=0.1, grad_scaler=scaler)
     for is_wrong in (False, True, False):
@@ -209,7 +211,7 @@ def wrong_on_one_rank(rank: int, world: int, wrapper: str, max_norm: Optional[fl
 
 
 def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
-    """Accumulation warns once where every backward steps."""
+    """If a loop accumulates gradients although every backward steps, there is one warning."""
     model, stepped = registered(wrapper)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -223,8 +225,8 @@ def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
 
 
 def zeros_kept(rank: int, world: int, wrapper: str) -> None:
-    """Gradients of zero may stay: a backward that adds to zeros does not accumulate. A pass without sync does not
-    accumulate either.
+    """Gradients that are zero need not be cleared, because a backward that adds to zeros does not accumulate. A pass
+    without sync does not accumulate either.
     """
     model, stepped = registered(wrapper, foreach=True)  # So that torch zeroes a list, and counts no versions of DTensors.
     with warnings.catch_warnings():
@@ -243,8 +245,8 @@ def zeros_kept(rank: int, world: int, wrapper: str) -> None:
 
 
 def another(rank: int, world: int, wrapper: str) -> None:
-    """A second optimizer over the same parameters is refused when it steps, whichever came first; our own wrapper is
-    accepted.
+    """A second optimizer over the same parameters is refused when it steps, even if it was made first. A wrapper of our
+    own optimizer is accepted.
     """
     model = wrap(wrapper, net())
     first = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -305,7 +307,9 @@ def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
 
 
 def there_and_back(rank: int, world: int, wrapper: str) -> None:
-    """A model that is converted and converted back has lost its hooks too, although its parameters look as before."""
+    """A model that is converted and converted back has also lost its hooks, although its parameters have their old type
+    and device.
+    """
     model = net()
     if wrapper == "in-backward":
         apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
@@ -393,7 +397,7 @@ def entered(entry: str, model: nn.Module, **options: Any) -> tuple[nn.Module, An
 
 
 def freed(rank: int, world: int, entry: str) -> None:
-    """A model keeps its optimizer alive, and releases it when the model is deleted."""
+    """A model keeps its optimizer alive until the model is deleted."""
     model, stepped = entered(entry, net())
     train(model)
     seen = weakref.ref(stepped), weakref.ref(stepped._engine)
@@ -414,7 +418,9 @@ def freed(rank: int, world: int, entry: str) -> None:
 
 
 class Recomputed(nn.Module):
-    """Layers of which all but the second are recomputed in backward, in passes inside the first pass."""
+    """Has three layers. Checkpoints recompute the first and the third layer in backward passes inside the outer
+    backward pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +435,7 @@ class Recomputed(nn.Module):
 
 
 def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> None:
-    """Passes inside a backward pass belong to its step: there is one clip, and one step per parameter."""
+    """Backward passes inside another pass belong to the same step: there is one clip, and one step per parameter."""
     base = Recomputed()
     alone = copy.deepcopy(base)
     for number, layer in enumerate(base.layers):
@@ -458,7 +464,7 @@ def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> 
 
 
 class WithOwn(nn.Module):
-    """Has a parameter itself, and one of the same shape in a child, like class tokens and positions."""
+    """Has a parameter of its own, like a class token, and a parameter of the same shape in a child module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -634,7 +640,7 @@ def skipped_over_two_dimensions(rank: int, world: int, scales: bool) -> None:
 
 
 def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional[float]) -> None:
-    """FSDP over tensor parallelism steps to the values of one process."""
+    """FSDP over tensor parallelism trains to the same values as one process."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone = net()
     model = tensor_parallel(net(), mesh)
@@ -657,7 +663,9 @@ def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional
 
 
 def unfit_shards(rank: int, world: int) -> None:
-    """Every entry refuses a parameter that a rank cannot step by its shard, when the optimizer is made."""
+    """If a rank cannot step a parameter with only its own shard, every entry refuses the parameter when the optimizer
+    is made.
+    """
     from torch.distributed.tensor import Partial
     from torch.testing._internal.two_tensor import TwoTensor
 

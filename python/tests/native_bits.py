@@ -4,7 +4,7 @@ is not needed.
     python python/tests/native_bits.py         # the recorded bits, on this CPU
     python python/tests/native_bits.py --gpu   # and the same ones on a GPU
 
-The driver's own calls allocate device memory, from the library that INSTEP_CUDA names, or else from libcuda.so.1. The
+The program allocates device memory with the CUDA driver library that INSTEP_CUDA names, or else with libcuda.so.1. The
 program therefore also runs on the software GPU, which PyTorch cannot use.
 """
 

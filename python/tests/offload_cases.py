@@ -1,6 +1,4 @@
-"""Every rank runs these cases: offloaded training beside a training that steps after backward, which must have the
-same bits.
-"""
+"""Every rank runs these cases. Offloaded training must have the same bits as a training that steps after backward."""
 
 import contextlib
 import copy
@@ -65,7 +63,7 @@ def in_fsdp(
     policy: Optional[str] = None,
     **options: Any,
 ) -> None:
-    """Trains with ``fully_shard`` and an offload policy; steps run beside the next forward pass."""
+    """Trains with ``fully_shard`` and an offload policy. Steps overlap with the next forward pass."""
     base = make(model, dtype)
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")) if hsdp else None
     ours = shard(copy.deepcopy(base), offload=True, mesh=mesh, policy=policy)
@@ -175,7 +173,9 @@ def save(rank: int, world: int, folder: str) -> None:
 
 
 def load(rank: int, world: int, folder: str) -> list[Tensor]:
-    """Loads that checkpoint at any number of ranks, trains, and returns the full parameters and states."""
+    """Loads the checkpoint of `save` at any number of ranks, and trains. Returns the loaded parameters and states in
+    full.
+    """
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
@@ -191,7 +191,7 @@ def load(rank: int, world: int, folder: str) -> list[Tensor]:
 
 
 def failing(rank: int, world: int) -> None:
-    """A rank whose step fails raises an error, and no other rank waits for it for ever."""
+    """If a step fails on one rank, that rank raises an error, and no other rank waits for it for ever."""
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     loss_of(model, torch.randint(256, (2, 25))).backward()
@@ -220,8 +220,8 @@ def kept_bytes(optimizer: Any) -> int:
 
 
 class Summed(nn.Module):
-    """A module with parameters of these shapes, and modules inside. Its output is a sum, so every element has a
-    gradient.
+    """A module with parameters of these shapes, and with inner modules. The output contains the sum of all parameters,
+    so every element has a gradient.
     """
 
     def __init__(self, shapes: Any, dtype: torch.dtype, inner: Any = ()) -> None:
@@ -236,7 +236,7 @@ class Summed(nn.Module):
 
 
 class Locked:
-    """Replaces memory that only a device driver can lock: counts what PyTorch locks."""
+    """Replaces PyTorch's page-locking, which needs a device driver, and counts the bytes that PyTorch would lock."""
 
     def __init__(self) -> None:
         self.runs: dict[int, Tensor] = {}
@@ -291,7 +291,9 @@ def held(
 
 
 class Late:
-    """FSDP's event after a copy that has not ended when FSDP calls the hook: until a wait, the gradient reads as NaN."""
+    """Imitates FSDP's event after a copy that has not ended when FSDP calls the hook. The gradient is NaN until a wait
+    for the event.
+    """
 
     def __init__(self, grad: Tensor) -> None:
         self.grad, self.values = grad, grad.clone()
@@ -305,7 +307,7 @@ class Late:
 
 
 def copied_late(rank: int, world: int, beside: Optional[int]) -> None:
-    """Steps wait for the copies of gradients to the host, also if unit ``beside`` stays on the device."""
+    """Steps wait for the copies of gradients to the host, even if unit ``beside`` is not offloaded."""
     torch.manual_seed(3)
     ours = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4))
     theirs = copy.deepcopy(ours)
@@ -384,7 +386,9 @@ def beside_the_trainer(rank: int, world: int, scales: bool, **options: Any) -> N
 
 
 def note_reads(model: nn.Module) -> dict[str, Tensor]:
-    """Records the values that the modules of a forward pass read, by name. All other hooks must be registered before."""
+    """Records the values that each module reads in a forward pass, by name. Call this after all other hooks are
+    registered.
+    """
     reads: dict[str, Tensor] = {}
 
     def note(module: nn.Module, _: Any, prefix: str) -> None:
@@ -405,8 +409,8 @@ def step_beside(
     given: dict[str, list[Tensor]],
     loss: Callable[[], Tensor],
 ) -> None:
-    """Trains, and steps reference copies with the same gradients. Forward passes and finished steps have the bits of
-    the copies.
+    """Trains, and steps reference copies of the parameters with the same gradients. Parameters must have the bits of
+    the copies in forward passes and after steps.
     """
     reads = note_reads(model)
     for step in range(6):

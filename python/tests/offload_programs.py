@@ -1,7 +1,9 @@
-"""Random trainings, offloaded and not, with a device that runs late; and a checker of the order of copies and steps.
+"""Random trainings, with and without offload, on a device that runs late. A checker verifies the order of copies and
+steps.
 
-A program draws a model, formats, an optimizer and the events of a loop. Both sides run the same loop, and must have the
-same bits after every forward pass. The checker reads what the device recorded, and knows nothing of the engine.
+A program is a random model, formats, an optimizer and the events of a loop. The offloaded and the ordinary training run
+the same loop, and must have the same bits after every forward pass. The checker reads only what the device recorded,
+and uses no code of the engine.
 """
 
 import copy
@@ -214,7 +216,7 @@ def refuse_differences(program: Program) -> None:
 
 
 def judge(record: Record, decides: bool) -> None:
-    """Raises if some work ran too early: a race, even without an effect."""
+    """Raises if any work ran too early. This is a race even if no value changed."""
     at: dict[tuple[str, Any], list[int]] = defaultdict(list)
     taken: list[tuple[int, int]] = []
     asked: dict[int, list[int]] = defaultdict(list)

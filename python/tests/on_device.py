@@ -1,4 +1,4 @@
-"""Cases that run on a GPU as on the CPU, without pytest: for machines that have a GPU and little else.
+"""Runs cases on a GPU or on the CPU, without pytest, for machines that have a GPU but few installed packages.
 
     python python/tests/on_device.py --device cuda        # or torchrun, with one rank per GPU
 
@@ -25,7 +25,7 @@ from instep.torch import FusedOptimizer, apply_optimizer_in_backward
 
 
 def gradients(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    """Runs backward in one model and gives the other one the same gradients."""
+    """Runs backward in one model, and copies its gradients to the other model."""
     ours.zero_grad()
     ours.loss(ours.batch()).backward()
     for p, q in zip(ours.parameters(), theirs.parameters()):
@@ -51,7 +51,7 @@ def fused(rank: int, world: int, key: str, dtype: torch.dtype, **options: Any) -
 
 
 def saved(rank: int, world: int, **options: Any) -> None:
-    """A training that is saved and loaded continues with the same bits, also with narrow states and masters."""
+    """A training that is saved and loaded continues with the same bits, even with low-precision states and masters."""
     ours = make("gpt", torch.bfloat16)
     twin = copy.deepcopy(ours)
     optimizers = [FusedOptimizer(model.parameters(), "adamw", lr=1e-2, **options) for model in (ours, twin)]

@@ -29,7 +29,7 @@ def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
 
 
 class Ranks:
-    """A group of processes, which start with the first function that they run."""
+    """A group of processes, which start at the first call of `run`."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -57,7 +57,7 @@ class Ranks:
             raise
 
     def run(self, module: str, name: str, **kwargs: Any) -> list[Any]:
-        """Runs a function on every rank; raises the error of any of them."""
+        """Runs a function on every rank. Raises if the function fails on any rank."""
         if not self.processes:
             self._start()
         for pipe in self.pipes:
@@ -80,7 +80,7 @@ class Ranks:
         return [value for _, value in answers]
 
     def close(self) -> None:
-        """Ends the processes. The next function starts new ones."""
+        """Ends the processes. The next call of `run` starts new processes."""
         for process in self.processes:
             process.kill()
             process.join()

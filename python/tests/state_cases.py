@@ -60,7 +60,7 @@ def make(side: str, params: Any, key: str, options: dict[str, Any]) -> torch.opt
 
 
 def zero(rank: int, world: int, key: str, options: dict[str, Any], resumes: bool) -> None:
-    """Ranks share the parameters as whole tensors; a consolidated state dict is loaded into a new optimizer."""
+    """ZeRO assigns whole parameters to ranks. A consolidated state dict is loaded into a new optimizer."""
     ours, theirs = model(), model()
     optimizer = ZeroRedundancyOptimizer(ours.parameters(), FusedOptimizer, optimizer=key, **options)
     wanted = TORCH[key](theirs.parameters(), foreach=False, **options)
@@ -90,9 +90,7 @@ def zero(rank: int, world: int, key: str, options: dict[str, Any], resumes: bool
 
 
 def local_sgd(rank: int, world: int, key: str, options: dict[str, Any]) -> None:
-    """Ranks step by themselves, and their parameters are averaged from time to time; the training is saved and
-    resumed.
-    """
+    """Each rank steps separately, and parameters are averaged from time to time. The training is saved and resumed."""
     nets, optimizers = [model(), model()], []
     for side, net in zip(("ours", "theirs"), nets):
         inner = make(side, net.parameters(), key, options)
@@ -132,7 +130,7 @@ def checkpoint(
 
 
 class Scaled(nn.Module):
-    """Gives its two parameters any gradient: the number in its input."""
+    """The input is a number, which is the gradient of every element of both parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +165,7 @@ def entered(
 
 
 def entries(rank: int, world: int, entry: str, key: str) -> None:
-    """Every entry uses the states that a user puts or writes, as torch does."""
+    """Every entry uses states that a user puts into ``state`` or writes in place, as torch does."""
     options = {"lr": 0.1}
     net, optimizers = entered(entry, key, options)
     other = Scaled()
@@ -225,7 +223,7 @@ def entries(rank: int, world: int, entry: str, key: str) -> None:
 
 
 def issue(rank: int, world: int, entry: str) -> None:
-    """Adam goes on from a count of 5, moments of 1 and 4, and a gradient of 0."""
+    """Adam continues from a given state: a count of 5 and moments of 1 and 4. The gradient is 0."""
     net, optimizers = entered(entry, "adam", {"lr": 0.1})
     for one in optimizers:
         for param in [p for group in one.param_groups for p in group["params"]]:
@@ -239,7 +237,7 @@ def issue(rank: int, world: int, entry: str) -> None:
 
 
 def first_sums(rank: int, world: int, entry: str) -> None:
-    """Adagrad's sums exist before the first step, and a write of 4 in place counts: a gradient of 1 then makes 5."""
+    """Adagrad's sums exist before the first step. If a user writes 4 into a sum, a gradient of 1 makes the sum 5."""
     net, optimizers = entered(entry, "adagrad", {"lr": 0.1})
     for one in optimizers:
         one.load_state_dict(copy.deepcopy(one.state_dict()))  # From now on, they lie in the memory that steps write.
@@ -259,7 +257,7 @@ def masters_of(optimizers: list[Any]) -> list[Tensor]:
 
 
 def other_weights(rank: int, world: int, entry: str, master: str) -> None:
-    """A user's weights stay when states with masters of other weights are loaded, replaced or rebuilt."""
+    """If loaded, replaced or rebuilt states have masters of other weights, the user's weights do not change."""
     for key in instep.OPTIMIZERS:
         if key == "lamb" and entry.startswith("fsdp"):
             continue
@@ -325,8 +323,8 @@ def pass_over(net: nn.Module, optimizers: list[Any], entry: str, scale: float) -
 
 
 def shown(rank: int, world: int, entry: str) -> None:
-    """States at every entry are as in torch: current, in memory of their own, visible to hooks, and beside a user's
-    own entries.
+    """At every entry, states behave as in torch. They are current, have their own memory, are visible to hooks, and
+    leave a user's own entries in place.
     """
     for key in instep.OPTIMIZERS:
         if key == "lamb" and entry.startswith("fsdp"):

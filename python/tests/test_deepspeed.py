@@ -1,5 +1,5 @@
-"""Tests the op of DeepSpeed's CPU Adam. Without DeepSpeed, a replacement builder keeps loaded ops as the real builder
-does.
+"""Tests the op of DeepSpeed's CPU Adam. If DeepSpeed is not installed, a replacement builder caches loaded ops as the
+real builder does.
 """
 
 import importlib.util
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
 
 
 class OwnOp:
-    """DeepSpeed's own op. It keeps its optimizers by id, as that op does."""
+    """Imitates DeepSpeed's own op. Stores optimizers by id, as the real op does."""
 
     def __init__(self):
         self.created = {}
@@ -128,7 +128,7 @@ class OwnOp:
 
 @pytest.fixture
 def builder(monkeypatch):
-    """A builder that keeps loaded ops as DeepSpeed's does, and counts how often it loads its own op."""
+    """A builder that caches loaded ops as DeepSpeed's builder does, and counts the loads of its own op."""
 
     class OpBuilder:
         _loaded_ops: dict = {}
@@ -258,7 +258,7 @@ AFTERS = {
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
 @pytest.mark.parametrize("kind", AFTERS)
 def test_zero_offload_trains_to_the_same_parameters_without_a_compiler(kind, tmp_path):
-    """DeepSpeed's own op needs a compiler, so torch's AdamW under ZeRO-Offload comes before the change.
+    """The reference run uses torch's AdamW under ZeRO-Offload, because DeepSpeed's own op needs a compiler.
 
     Every step on the f32 masters is judged within a derived bound. The tolerance between the two whole runs is chosen.
     """

@@ -1,4 +1,6 @@
-"""The functions over lists: FusedOptimizer's bits, any mix of types, tensors that move, counts, norm and clip."""
+"""Tests the functions over lists: they have FusedOptimizer's bits, accept any mix of types, and follow tensors that
+move.
+"""
 
 import importlib.util
 import inspect
@@ -27,7 +29,7 @@ SETTINGS = [(key, {}) for key in OPTIMIZERS] + [
 
 
 def parts_of(key, changed):
-    """Returns the hyperparameters as the function takes them."""
+    """Returns the hyperparameters as keyword arguments of the function."""
     parts = {}
     for names, (name, default) in zip(RULES[key].hyper, OPTIMIZERS[key].defaults.items()):
         value = changed.get(name, default)
@@ -241,7 +243,7 @@ def test_no_tensor_at_all_is_no_step():
 
 
 def without_exchange(monkeypatch, key="adamw"):
-    """Reads tensors as with a torch that lacks DLPack's table."""
+    """Makes the function read tensors as in a torch that lacks DLPack's table."""
     from instep.torch._threads import openmp
 
     torchs = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
@@ -441,7 +443,9 @@ def odd(dtype, seed):
 
 
 def same_bits(one, other):
-    """Any two NaNs count as equal, because processors choose either operand's NaN."""
+    """Returns whether two tensors have the same bits. Any two NaNs count as equal, because processors differ in which
+    operand's NaN they return.
+    """
     words = torch.int32 if one.dtype == torch.float32 else torch.int16
     return bool(((one.view(words) == other.view(words)) | (one.isnan() & other.isnan())).all())
 

@@ -1,4 +1,4 @@
-"""The functions over lists refuse wrong calls by the list and the index, before they write anything."""
+"""The functions over lists refuse wrong calls before they write anything. The error names the list and the index."""
 
 import math
 
@@ -10,7 +10,7 @@ from instep.torch import functional
 
 
 def put(list_, k, value):
-    """Replaces a tensor of a list by one that is made of it."""
+    """Replaces a tensor of a list by a tensor that `value` makes from it."""
 
     def change(lists):
         lists[list_][k] = value(lists[list_][k])

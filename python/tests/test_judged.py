@@ -29,7 +29,7 @@ def test_every_step_is_within_the_bound():
 @pytest.mark.parametrize("name, value", [("lr", 1.01), ("weight_decay", 1.01), ("eps", 1e6), ("betas", 1.001)])
 def test_a_wrong_hyperparameter_fails(name, value):
     def change(optimizer, *_):
-        """Comes after the step and before the judge, so the step was made with other numbers than the judge reads."""
+        """Runs after the step and before the judge, so the judge reads other hyperparameters than the step used."""
         for group in optimizer.param_groups if isinstance(optimizer, instep.torch.AdamW) else ():
             group[name] = tuple(value * beta for beta in group[name]) if name == "betas" else value * group[name]
 

@@ -1,5 +1,5 @@
-"""One changed line in a program with Lightning's Trainer: precisions, clipping, accumulation and resuming. Every step is
-judged against torch's AdamW within a derived bound. The tests take 7 s.
+"""Changes one line in a program with Lightning's Trainer, and tests precisions, clipping, accumulation and resuming.
+Every step is judged against torch's AdamW within a derived bound. The tests take 7 s.
 """
 
 import pytest

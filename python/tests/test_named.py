@@ -189,7 +189,7 @@ def test_other_options_of_bitsandbytes_are_refused_by_name(option):
 
 
 def test_arguments_of_8_bits_come_in_the_order_of_bitsandbytes():
-    """The order of bitsandbytes 0.50. Earlier versions had two further options before the last one."""
+    """Tests the order of bitsandbytes 0.50. Earlier versions had two more options before the last option."""
     optimizer = AdamW8bit(params(1), 0.5, (0.8, 0.9), 1e-6, 0.25, False, 32, None, 100, False)
     [group] = optimizer.param_groups
     assert [group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")] == [0.5, (0.8, 0.9), 1e-6, 0.25, False]
@@ -234,7 +234,7 @@ def test_a_constructor_leaves_to_the_first_step_what_only_a_step_needs(key):
 
 
 def calls_of(make, *args):
-    """The number of calls, of Python's functions and of others, in a second construction."""
+    """Returns the number of calls of Python and C functions in a second construction."""
     count = 0
 
     def counts(_frame, event, _of):
@@ -252,7 +252,7 @@ def calls_of(make, *args):
 
 @pytest.mark.parametrize("key", [key for key in NAMES if hasattr(torch.optim, OPTIMIZERS[key].name)])
 def test_a_constructor_makes_no_more_calls_than_torchs(key):
-    """benches/functional.py times constructors. A count of calls does not depend on the machine's load."""
+    """benches/functional.py times constructors. Unlike a time, a count of calls does not depend on the machine's load."""
     torchs = getattr(torch.optim, OPTIMIZERS[key].name)
     assert calls_of(CLASSES[key], params(1)) <= calls_of(torchs, params(1))
 
@@ -298,7 +298,9 @@ GIVEN = {
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("key", ["adamw", "sgd", "lion"])
 def test_a_constructor_leaves_and_refuses_what_torchs_own_code_does(key, given, monkeypatch):
-    """The first group of plain parameters does not pass through torch's add_param_group; here it does the second time."""
+    """The first group of plain parameters bypasses torch's add_param_group. The second construction of this test does
+    not bypass it.
+    """
 
     def made(*_):
         some = params()

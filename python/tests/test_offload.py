@@ -1,4 +1,4 @@
-"""Offloaded training has the bits of training in one memory, however late the device is; wrong calls are refused."""
+"""Offloaded training has the same bits as ordinary training, however late the device is. Wrong calls are refused."""
 
 import copy
 import gc
@@ -114,7 +114,7 @@ def test_the_judge_refuses_races():
 
 
 class Fails(torch.autograd.Function):
-    """Raises in backward if told to."""
+    """Raises in backward if `now` is set."""
 
     now = False
     first = staticmethod(lambda: None)

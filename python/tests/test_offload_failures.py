@@ -1,5 +1,5 @@
-"""Random loops, in which backward raises, sums are dropped and parameters change, have the bits of training in one
-memory.
+"""Random loops in which backward raises, sums are dropped and parameters change have the same bits as ordinary
+training.
 """
 
 import contextlib

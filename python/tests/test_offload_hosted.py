@@ -7,7 +7,7 @@ from ranks import Ranks
 
 @pytest.fixture(scope="module")
 def process():
-    """Returns a new process, because a device stays registered."""
+    """Returns a new process, because a registered device cannot be removed from a process."""
     ranks = Ranks(1)
     yield ranks
     ranks.close()

@@ -1,6 +1,7 @@
-"""Offloaded training holds the bytes that `instep plan --offload=torch` predicts.
+"""Offloaded training allocates the bytes that `instep plan --offload=torch` predicts.
 
-The tests of the command compare it with the same file of figures. `benches/offload.py --plan` compares times.
+The tests of that command compare its predictions with the same file of figures. `benches/offload.py --plan` compares
+times.
 """
 
 import json

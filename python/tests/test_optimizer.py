@@ -284,7 +284,7 @@ def test_a_master_keeps_what_bfloat16_loses():
 
 
 class Adam(torch.optim.Optimizer):
-    """A rule of another program, under a name that the library uses."""
+    """Another program's optimizer, with a class name that the library uses."""
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ def numbers(optimizer: torch.optim.Optimizer) -> list:
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, schedule, number: int) -> None:
-    """Steps with gradients that depend only on the step's number: those of a trained norm would be mere rounding."""
+    """Steps with gradients that depend only on the step's number. Real gradients would be mere rounding errors at the
+    batch norm.
+    """
     torch.manual_seed(number)
     net(torch.randn(8, 3))
     for param in net.parameters():

@@ -1,4 +1,4 @@
-"""``optimizer.state`` is current when a user reads it, and what a user puts or writes there counts."""
+"""``optimizer.state`` is current when a user reads it, and steps use what a user puts or writes there."""
 
 import collections
 import copy

@@ -1,5 +1,5 @@
-"""One changed line in timm's training loop: the optimizer's. Schedule, clip, loss scaler, moving average and checkpoint are
-timm's own. Every step is judged against torch's AdamW within a derived bound.
+"""Changes one line in timm's training loop, the one that makes the optimizer. Schedule, clip, loss scaler, moving
+average and checkpoint are timm's own. Every step is judged against torch's AdamW within a derived bound.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ HYPER = {"lr": 2e-3, "weight_decay": 0.05}
 
 
 def by_name(net: torch.nn.Module, name: str, **options) -> torch.optim.Optimizer:
-    """Makes an optimizer by the name that timm's ``--opt`` takes."""
+    """Makes an optimizer by a name that timm's ``--opt`` accepts."""
     return optim.create_optimizer_v2(net, opt=name, **HYPER, **options)
 
 
 def registered(net: torch.nn.Module, **options) -> torch.optim.Optimizer:
-    """Makes ours by a name that one line has added to timm's registry."""
+    """Makes our optimizer by a name that one line adds to timm's registry."""
     if "instepadamw" not in optim.list_optimizers():
         factory.default_registry.register(optim.OptimInfo("instepadamw", instep.torch.AdamW, has_betas=True))
     return by_name(net, "instepadamw", **options)
 
 
 def constructed(net: torch.nn.Module) -> torch.optim.Optimizer:
-    """Makes ours over timm's param groups."""
+    """Makes our optimizer over timm's param groups."""
     groups = optim.param_groups_weight_decay(net, HYPER["weight_decay"], no_weight_decay_list=net.no_weight_decay())
     return instep.torch.AdamW(groups, lr=HYPER["lr"])
 
@@ -46,7 +46,7 @@ def images(count: int = 4) -> list[tuple[Tensor, Tensor]]:
 def train(make, folder, dtype: torch.dtype, resume=None) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """Trains as timm's train.py does. Returns the model's and the moving average's values, and the number of steps.
 
-    float16 has timm's loss scaler. Two epochs of four steps are made, or the second one from a checkpoint.
+    float16 has timm's loss scaler. Trains two epochs of four steps, or only the second epoch from a checkpoint.
     """
     torch.manual_seed(0)
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}

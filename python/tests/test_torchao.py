@@ -1,8 +1,8 @@
 """The contract of torchao's ``CPUOffloadOptimizer``: it makes one optimizer of a given class for each parameter. Every step
 is judged against torch's AdamW within a derived bound.
 
-torchao 0.18 accepts only cuda and xpu. Where it is installed, its own code runs here with a device of type cuda that is the
-host. ``OnePerParameter`` needs no torchao, and treats the class that it is given in the same way.
+torchao 0.18 accepts only cuda and xpu. If torchao is installed, its own code runs here, with the host as a device of
+type cuda. ``OnePerParameter`` needs no torchao, and uses the given class in the same way.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ HYPER = {"lr": 1e-3, "weight_decay": 0.1}
 class OnePerParameter(torch.optim.Optimizer):
     """Keeps a copy of each large parameter on the host, with an optimizer of its own that steps the copy.
 
-    Each group that an optimizer gets has a single tensor, not a list, as ``params``. The tensor is no ``nn.Parameter``, has
-    ``requires_grad=False``, and its ``grad`` is set once and then overwritten in place. Small parameters stay where they
-    are, under one more optimizer. ``param_groups`` joins the groups of all, and a schedule writes its rates into them.
+    Each group that an optimizer gets has a single tensor, not a list, as ``params``. The tensor is no ``nn.Parameter``,
+    has ``requires_grad=False``, and its ``grad`` is set once and then overwritten in place. Small parameters are not
+    copied, and one more optimizer steps them. ``param_groups`` joins the groups of all optimizers, and a schedule
+    writes learning rates into these groups.
     """
 
     def __init__(self, params, optimizer_class=torch.optim.AdamW, *, minimal_size: int = 4096, **kwargs) -> None:
@@ -82,7 +83,7 @@ class OnePerParameter(torch.optim.Optimizer):
 
 
 class Stream:
-    """A stream and an event of a device that has done its work when a call returns."""
+    """A stream and an event of a device that completes all work before a call returns."""
 
     def wait_stream(self, other) -> None: ...
 
@@ -123,7 +124,7 @@ def one_for_all(groups, optimizer_class, **kwargs) -> torch.optim.Optimizer:
 def build(make, adamw, saved=None):
     """Makes a model with one frozen parameter, an optimizer and a schedule, and loads their state dicts.
 
-    torchao's optimizer copies parameters to the host when it is made, so the model's values come first.
+    torchao's optimizer copies parameters to the host when it is made, so the model's state dict is loaded first.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -141,7 +142,9 @@ def build(make, adamw, saved=None):
 
 
 def train(make, adamw, resume_at=None) -> dict[str, Tensor]:
-    """Makes six steps of two backwards each. Before step ``resume_at``, everything is saved and made anew."""
+    """Makes six steps of two backward passes each. Before step ``resume_at``, everything is saved, made again and
+    loaded.
+    """
     made = build(make, adamw)
     for step in range(6):
         if step == resume_at:

@@ -1,5 +1,5 @@
-"""One changed line in transformers' Trainer and in a program with accelerate, on models made on the spot. Every step is
-judged against torch's AdamW within a derived bound.
+"""Changes one line in a program with transformers' Trainer, and in a program with accelerate. The tests make their own
+small models. Every step is judged against torch's AdamW within a derived bound.
 """
 
 from functools import partial
@@ -103,7 +103,9 @@ def test_transformers_resumes_with_the_bits_of_an_uninterrupted_run(tmp_path, bf
 
 
 def run_accelerate(adamw, precision, folder, resume=False) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
-    """Trains two epochs of two steps each, and saves between them. Or loads what was saved and trains the second one."""
+    """Trains two epochs of two steps each, and saves between them. With ``resume``, loads this checkpoint and trains
+    only the second epoch.
+    """
     accelerate.state.AcceleratorState._reset_state(True)  # It is one for the process, with one precision.
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
     net = model()

@@ -1,7 +1,7 @@
 """PyTorch's own tests of overlapped optimizers, as its wheel has them, with our optimizers instead.
 
-PyTorch wrote them for two GPUs. Here the ranks use CPUs: a call that moves a tensor or a model to a GPU leaves it where
-it is.
+PyTorch wrote these tests for two GPUs. Here the ranks use CPUs, and calls that would move a tensor or a model to a GPU
+do nothing.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OnCpu(DistributedDataParallel):
-    """A wrapper that ignores devices, and registers our optimizer where torch's has its private function."""
+    """A wrapper that ignores devices, and replaces DDP's private method `_register_fused_optim` by our `register_ddp`."""
 
     def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
         super().__init__(module, **options)
@@ -57,8 +57,8 @@ class OnCpu(DistributedDataParallel):
 def _ours(rank: int, levels: bool = False) -> Iterator[unittest.TestCase]:
     """Returns torch's test as an object whose methods run here.
 
-    ``levels`` gives our parameters torch's values after each comparison, because the losses diverge within a few steps
-    and would magnify a rounding.
+    With ``levels``, our parameters get torch's values after each comparison, because the losses diverge within a few
+    steps and would magnify rounding errors.
     """
     module = _theirs()
     base = module.DistributedTest._DistTestBase
@@ -106,6 +106,6 @@ def in_backward(rank: int, world: int, case_name: str) -> None:
 
 
 def names(rank: int, world: int) -> list[str]:
-    """Returns all tests of that file that name either."""
+    """Returns the names of all PyTorch tests of either kind of overlapped optimizer."""
     words = ("optim_in_backward", "hook_with_optimizer_parity")
     return [name for name in dir(_theirs().DistributedTest._DistTestBase) if any(word in name for word in words)]

@@ -136,8 +136,8 @@ impl GpuLauncher {
         self.sm_copy.is_some()
     }
 
-    /// Returns the number of bytes that one step of a bucket reads and writes. It is computed from the accesses of the
-    /// step's op.
+    /// Returns the number of bytes that one step of a bucket reads and writes. The number is the sum over the memory
+    /// accesses of the step's op, without control memory.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
@@ -153,7 +153,7 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in `memory`, or do not take `bytes.len()` bytes.
+    /// If the range is not inside `memory`, or if its elements do not have `bytes.len()` bytes in total.
     pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
@@ -168,7 +168,7 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the elements do not lie in `memory`, or do not take `into.len()` bytes.
+    /// If the range is not inside `memory`, or if its elements do not have `into.len()` bytes in total.
     pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
@@ -197,7 +197,7 @@ impl GpuLauncher {
         self.guarded(|_, stream| event.record(stream))
     }
 
-    /// Copies one half of the plug's memory to the other half. This evicts all other data from the L2 cache.
+    /// Copies one of the plug's two buffers to the other. The copy evicts all other data from the L2 cache.
     /// `samples.rs` explains the plug.
     pub(super) fn copy_plug(&mut self) -> Result<()> {
         let ([from, to], bytes) = (self.plug, self.driver.gpu().l2_bytes);
@@ -205,15 +205,14 @@ impl GpuLauncher {
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
 
-    /// Makes a copy that moves `bytes` bytes, as a bucket's step does. The copy reads half of these bytes and writes
-    /// the other half.
+    /// Enqueues a copy that moves `bytes` bytes in total. Half of these bytes are reads, and the other half are writes.
     pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         // SAFETY: there is room for one copy of each bucket, by `copied_part`.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })
     }
 
-    /// Makes the same copy as [`copy_part`](Self::copy_part), with the copy kernel.
+    /// Enqueues the same copy as [`copy_part`](Self::copy_part), but with the copy kernel instead of a driver call.
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
@@ -237,8 +236,8 @@ impl GpuLauncher {
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
-    /// Makes the bench's driver calls with the device's context current. If an earlier call has failed, returns that
-    /// error instead.
+    /// Calls `work` with the device's context current. If the device has failed before, returns its error and does not
+    /// call `work`.
     pub(super) fn guarded<T>(
         &mut self,
         work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>,
@@ -247,7 +246,7 @@ impl GpuLauncher {
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
 
-    /// Allocates the memory of the copies and of the plug, in these sizes.
+    /// Allocates two buffers for the copies and two for the plug. `bytes` has the size of a buffer of each pair.
     fn prepare(&mut self, bytes: [u64; 2]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;

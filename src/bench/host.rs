@@ -1,8 +1,8 @@
 //! Steps of single buckets on the host, and loops that move as many bytes as these steps.
 //!
-//! A step is one call of [`BucketStep::step`], as in a user's program. Its memory has the layout of a plan. The benches
-//! measure the time, and this file does not. A call with the wrong element type is refused, so no safe call touches
-//! bytes outside the launcher's memory.
+//! A step is one call of [`BucketStep::step`], as in a user's program. The tensors of all steps have the layout of a
+//! plan. This file only runs the steps, and the benches time them. A call with the wrong element type is refused, so no
+//! safe call touches bytes outside the launcher's memory.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -90,7 +90,7 @@ impl Launcher {
     /// Returns the elements of `memory` in all buckets, padding included.
     ///
     /// # Panics
-    /// If the optimizer has no such state, `memory` holds no elements, or its elements are not f32.
+    /// If the optimizer does not have this state, or if `memory` has no elements, or has elements other than f32.
     pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
         assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");
@@ -103,7 +103,7 @@ impl Launcher {
     /// Returns the bytes of `memory` in one bucket, padding included.
     ///
     /// # Panics
-    /// If the optimizer has no such state, or `memory` holds no elements.
+    /// If the optimizer does not have this state, or if `memory` has no elements.
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
@@ -181,16 +181,16 @@ impl Launcher {
         self.steps[bucket as usize].step(&tensors, self.scaling)
     }
 
-    /// Returns the number of bytes that one step of a bucket reads and writes. It is computed from the accesses of the
-    /// step's op.
+    /// Returns the number of bytes that one step of a bucket reads and writes. The number is the sum over the memory
+    /// accesses of the step's op, without control memory.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
     /// Moves as many bytes as `rounds` steps of these buckets. The loop's only arithmetic is one multiplication and
     /// additions that change no value. The loop has two variants, with and without prefetches. The faster variant is
-    /// the upper limit for the speed of a step. Each thread moves its own contiguous part of each bucket. A thread is
-    /// started only once, so it waits only for memory.
+    /// the upper limit for the speed of a step. Each thread moves its own contiguous part of each bucket. Each thread
+    /// is started once for all rounds, so during the rounds a thread waits only for memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32, because the loop reads and writes only f32.

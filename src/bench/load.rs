@@ -20,10 +20,10 @@ use crate::layout::ParamId;
 use crate::op::CollectiveKind;
 use crate::stepper::Pass;
 
-/// The number of thread blocks of the all-reduce. NCCL uses as many inside a machine.
+/// The number of thread blocks of the all-reduce. NCCL uses the same number of thread blocks inside one machine.
 const REDUCE_BLOCKS: u32 = 24;
-/// The number of threads of each of these blocks, as in NCCL. Each block also uses so many registers that no block of a
-/// step fits beside it. `scripts/bench-kernels.sh` checks this.
+/// The number of threads in a thread block of the all-reduce, the same as in NCCL. Each block also uses so many
+/// registers that no block of a step fits on the same multiprocessor. `scripts/bench-kernels.sh` checks the registers.
 const REDUCE_THREADS: u32 = 640;
 /// The width and height of the part of a matrix product that one thread block computes.
 const MATMUL_SIDE: u32 = 128;
@@ -53,7 +53,7 @@ pub struct Pacing {
 pub struct LoadSize {
     /// Number of parameters.
     pub params: usize,
-    /// The number of rows, and also of columns, of each parameter: a multiple of 128.
+    /// The number of rows of each parameter, a multiple of 128. The number of columns is the same.
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
@@ -88,8 +88,8 @@ pub struct Load {
     reduce: PacedReduce,
 }
 
-/// A stand-in for an all-reduce of 8 ranks. It takes as long as the all-reduce and moves as many bytes, but it changes
-/// no value.
+/// A stand-in for an all-reduce of 8 ranks. The stand-in takes as much time and moves as many bytes as the all-reduce,
+/// but it changes no value.
 #[derive(Clone)]
 pub struct PacedReduce {
     driver: Arc<dyn Driver>,
@@ -189,7 +189,7 @@ impl Load {
     /// Launches backward of one parameter. The launch writes the parameter's gradient.
     ///
     /// # Errors
-    /// `Order` if the gradient was handed over. `Device` if the driver refuses a call.
+    /// `Order` if the gradient was already handed over. `Device` if the driver refuses a call.
     pub fn backward(&self, kind: LoadKind, pass: &mut Pass<'_, CudaDevice>, id: ParamId) -> Result<()> {
         let len = pass.layout().parameter(id)?.len;
         assert!(
@@ -286,7 +286,7 @@ impl Load {
 
 impl PacedReduce {
     /// # Safety
-    /// `buffer` has `bytes` bytes, and is at most as long as all gradients. The stream may touch the buffer.
+    /// `buffer` has `bytes` bytes, and is at most as long as all gradients. Work on the stream may access the buffer.
     unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
         let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };
@@ -309,7 +309,8 @@ impl Collective for PacedReduce {
         place == Place::Cuda(self.driver.ordinal())
     }
 
-    /// Makes the all-reduce. A broadcast does nothing: only the first pass has one, and that pass is not measured.
+    /// Enqueues the stand-in for an all-reduce. For a broadcast, this call does nothing, because only the first pass
+    /// broadcasts and no bench measures the first pass.
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());

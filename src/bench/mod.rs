@@ -41,15 +41,15 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> R
     Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default(), storage)?))
 }
 
-/// Returns the constants of a step that takes the mean over `world_size` ranks, without clipping or skipping.
+/// Returns the constants of a step that averages gradients over `world_size` ranks, without clipping or skipping.
 fn constants(world_size: u32) -> StepConstants {
     StepConstants { divisor: f64::from(world_size), ema_decay: 0.999, ..StepConstants::PLAIN }
 }
 
 const MIB: u64 = 1 << 20;
 
-/// Four f32 arrays: a gradient, a parameter and two states. Each starts [`Distant::DISTANCE`] after the previous array,
-/// plus a small offset if the arrays are staggered.
+/// Four f32 arrays: a gradient, a parameter and two states. Each array starts [`Distant::DISTANCE`] bytes after the
+/// previous array, plus a small offset if the arrays are staggered.
 pub struct Distant {
     kernels: Kernels,
     arena: Arena,
@@ -64,8 +64,8 @@ impl Distant {
     /// Number of elements of each array.
     pub const ELEMENTS: usize = 64 << 10;
 
-    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper. Otherwise all
-    /// start at the same offset.
+    /// Allocates the arrays. If `staggered` is true, the arrays start at different offsets in a page, like a stepper's
+    /// arrays. Otherwise all arrays start at the same offset.
     ///
     /// # Errors
     /// `Unsupported` if this CPU lacks the instruction set. `Layout` if 769 MiB of address space cannot be allocated.

@@ -1,4 +1,4 @@
-//! Objects of the public interface, on the bench's memory and streams.
+//! Wraps objects of the public interface. The objects use the bench's own memory and streams.
 //!
 //! [`Alone`] steps the same memory either through a bucket step, or by the kernel without a bucket step. The difference
 //! in time is the cost of the bucket step. With [`Moving`], a bench measures the cost of `Stepper::rebind`. The tensors
@@ -24,7 +24,7 @@ use crate::op::{Memory, Span};
 use crate::optim::AdamW;
 use crate::stepper::{Borrowed, Stepper, StepperBuilder};
 
-/// One f32 bucket with AdamW. Either the kernel alone steps it, or a [`BucketStep`].
+/// One f32 bucket with AdamW. A bench steps the bucket with the kernel alone or through a [`BucketStep`].
 pub struct Alone {
     step: BucketStep,
     scaling: Scaling,
@@ -37,8 +37,9 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// Builds a bucket of `params` parameters. Each has `elements` elements, a multiple of 256. The [`BucketStep`] gets
-    /// one address for all tensors of a kind. With `is_apart`, it gets one address for each tensor.
+    /// Builds a bucket of `params` parameters. Each parameter has `elements` elements, a multiple of 256. With
+    /// `is_apart`, the [`BucketStep`] gets one address for each tensor. Otherwise it gets one address for each kind of
+    /// tensor.
     ///
     /// # Errors
     /// Errors as for `BucketStepBuilder::host`.
@@ -100,13 +101,13 @@ impl Alone {
     }
 }
 
-/// A stepper on borrowed tensors that all move between two places.
+/// A stepper on borrowed tensors that all move between two places in memory.
 pub struct Moving {
     /// This is the first field, so that the stepper is dropped before the tensors.
     stepper: Stepper,
     layout: Layout,
     in_bucket: usize,
-    /// The parameters and the gradients, once for each of the two places.
+    /// The parameters and the gradients in each of the two places.
     tensors: [[Vec<f32>; 2]; 2],
     side: usize,
 }
@@ -127,7 +128,7 @@ impl Moving {
         Ok(Moving { stepper, layout: layout.clone(), in_bucket, tensors, side: 0 })
     }
 
-    /// Moves all tensors to the other place.
+    /// Rebinds the stepper to the tensors in the other place.
     ///
     /// # Errors
     /// Errors as for `Stepper::rebind`.
@@ -157,7 +158,7 @@ fn lend(layout: &Layout, in_bucket: usize, [params, grads]: &mut [Vec<f32>; 2]) 
 }
 
 impl Trainer {
-    /// Builds a stepper on the trainer's stream. Its steps use at most `max_blocks` thread blocks.
+    /// Builds a stepper on the trainer's stream. The stepper's steps use at most `max_blocks` thread blocks.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.
@@ -172,7 +173,7 @@ impl Trainer {
         unsafe { builder.cuda(sums, &cuda) }
     }
 
-    /// Runs a captured pass in which the trainer itself has no work.
+    /// Replays a captured pass that contains no work of the trainer.
     ///
     /// # Errors
     /// Errors as for `Stepper::replay`.

@@ -2,9 +2,9 @@
 //! times. This file also has the trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
-//! time is measured. The plug is one copy of the L2 cache's size per launch. If the plug was too short, the sample is
-//! marked as `starved`. Only the measured work may be between a sample's two events. The trainer's stream is never
-//! destroyed, so it outlives every stepper.
+//! time is measured. For each launch of the sample, the plug has one copy of as many bytes as the L2 cache has. If the
+//! plug was too short, the sample is marked as `starved`. Only the measured work may be between a sample's two events.
+//! The trainer's stream is never destroyed, so it outlives every stepper.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,32 +34,34 @@ pub enum Work {
     Begin,
     /// The op that turns a norm into a clip coefficient.
     Decide,
-    /// The driver's device-to-device copies. A copy moves this number of bytes: it reads half of them and writes the
-    /// other half.
+    /// The driver's device-to-device copies. A copy moves this number of bytes in total. Half of these bytes are reads,
+    /// and the other half are writes.
     Copy(u64),
-    /// Copies of this number of bytes, as with [`Copy`](Self::Copy), but by the copy kernel.
+    /// Copies by the copy kernel. The number of bytes has the same meaning as in [`Copy`](Self::Copy).
     SmCopy(u64),
 }
 
 /// The time of one sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Time on the GPU, from the first launch to the end of the last.
+    /// Time on the GPU, from the start of the first launch to the end of the last launch.
     pub device_ns: f64,
-    /// Whether the GPU began before all work was queued. The GPU may then have waited for the host in between.
+    /// Whether the GPU began the sample before all its work was queued. If so, the GPU may have waited for the host
+    /// during the sample.
     pub starved: bool,
 }
 
 impl GpuLauncher {
-    /// Measures the time in which `work` runs once for each bucket. One run before that is not measured. Before steps,
-    /// norms and decisions, the op `Begin` of a pass runs, and is not measured.
+    /// Runs `work` once for each bucket, and measures the time of these runs together. An earlier run on the last
+    /// bucket is not measured. If `work` is a step, a norm or a decision, the op `Begin` of a pass also runs first and
+    /// is not measured.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
-    /// was not loaded.
+    /// If a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the kernel
+    /// of `SmCopy` was not loaded.
     pub fn time(&mut self, work: Work, buckets: &[u32]) -> Result<Sample> {
         if matches!(work, Work::Step | Work::Norm | Work::Decide) {
             self.submit(Action::Control(Phase::Begin));
@@ -85,8 +87,8 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
-    /// was not loaded.
+    /// If a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the kernel
+    /// of `SmCopy` was not loaded.
     pub fn warm_up(&mut self, work: Work, buckets: &[u32], duration: Duration) -> Result<f64> {
         let (began, goal_ns) = (Instant::now(), duration.as_nanos() as f64);
         let (mut device_ns, mut launches) = (0.0, 1);
@@ -134,8 +136,8 @@ impl GpuLauncher {
     }
 }
 
-/// The priority of the trainer's stream. It is higher than the default of `Cuda::optim_priority`, so that backward's
-/// kernels do not wait for the thread blocks of a step.
+/// The priority of the trainer's stream. This priority is higher than the default of `Cuda::optim_priority`, so that
+/// backward's kernels do not wait for the thread blocks of a step.
 const PRIORITY: i32 = -1;
 
 /// The trainer's stream on a GPU, with the events that time a pass.
@@ -189,7 +191,7 @@ impl Trainer {
         self.marks[mark as usize].record(self.stream())
     }
 
-    /// Waits for the last mark, and returns the times. They count from `zero`, or from the first mark if `zero` is
+    /// Waits for the last mark, and returns the times. The times count from `zero`, or from the first mark if `zero` is
     /// `None`.
     ///
     /// # Errors

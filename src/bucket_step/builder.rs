@@ -14,7 +14,7 @@ use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, 
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
-/// The largest number of elements of a bucket. In f32 they take 4 TiB.
+/// The largest number of elements of a bucket. An f32 bucket of this length has 4 TiB.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
 /// Options of a [`BucketStep`](super::BucketStep).
@@ -136,7 +136,7 @@ impl BucketStepBuilder {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets what the step's launch does with the gradients. By default it does not change them.
+    /// Sets what the step's launch does with the gradients. By default the launch does not change the gradients.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }

@@ -1,4 +1,4 @@
-//! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
+//! A bucket's step on a GPU. The caller passes a stream for the step and the device addresses of the tensors.
 //!
 //! The launches are the same as those of a stepper. Each parameter and each gradient may have its own address. Every
 //! other kind of tensor is one contiguous run of memory for the whole bucket.
@@ -137,9 +137,9 @@ impl BucketStep<OnGpu> {
     /// Enqueues the step on a stream. Before this call, make the stream wait for the all-reduce of the gradients.
     ///
     /// # Ordering
-    /// Makes one launch on the stream for each kind of optimizer, or two launches for LAMB. They run after the bucket's
-    /// previous step, even if that step was enqueued on another stream. In four cases an additional launch first
-    /// computes the scalars:
+    /// Makes one launch on the stream for each kind of optimizer, or two launches for LAMB. The launches run after the
+    /// bucket's previous step, even if that step was enqueued on another stream. In four cases an additional launch
+    /// first computes the scalars:
     ///
     /// - One of the bucket's optimizers is LAMB.
     /// - The bucket has more than 1,392 parameters.
@@ -178,8 +178,8 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues a step that follows the decision of a norm over several buckets: its gradients are clipped, or the step
-    /// is skipped. The norm must be decided before this call.
+    /// Enqueues a step that follows the decision of a norm over several buckets. By this decision, the step clips its
+    /// gradients or is skipped. The norm must be decided before this call.
     ///
     /// # Ordering
     /// Ordering as for [`enqueue`](Self::enqueue). The step also runs after all work that earlier calls with this norm
@@ -192,7 +192,8 @@ impl BucketStep<OnGpu> {
     /// stepped since it was added. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
+    /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm was made for the same
+    /// GPU.
     pub unsafe fn enqueue_decided(
         &mut self,
         tensors: &StepTensors<'_>,
@@ -216,8 +217,8 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream. It runs after all work that earlier calls with this norm have enqueued on any
-    /// stream. In two cases the call may make two launches: in the bucket's first call of this method, and if a
+    /// Makes one launch on the stream. The launch runs after all work that earlier calls with this norm have enqueued
+    /// on any stream. In two cases the call may make two launches: in the bucket's first call of this method, and if a
     /// parameter was frozen or unfrozen since the bucket's last step.
     ///
     /// # Errors
@@ -226,7 +227,8 @@ impl BucketStep<OnGpu> {
     /// it. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream and the gradients meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
+    /// The stream and the gradients meet the conditions of [`enqueue`](Self::enqueue). The norm was made for the same
+    /// GPU.
     pub unsafe fn enqueue_norm(
         &mut self,
         grads: &Lent<'_>,

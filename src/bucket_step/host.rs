@@ -1,7 +1,7 @@
 //! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
-//! A step first calls the kernels once to compute its scalars. It then makes one launch for each kind of optimizer, or
-//! two launches for LAMB. A step allocates nothing.
+//! A step first calls the kernels once to compute its scalars. The step then makes one launch for each kind of
+//! optimizer, or two launches for LAMB. A step allocates nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -118,13 +118,13 @@ impl BucketStep {
     /// Steps the bucket on the calling thread and the pool's threads.
     ///
     /// # Ordering
-    /// Returns when the tensors are stepped.
+    /// Returns after the step has ended.
     ///
     /// # Errors
     /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null or
-    /// misaligned. `Layout` also if a tensor is lent only for reading although the step writes it, or if it overlaps
-    /// another tensor. `Config` if `scaling` has a factor out of range or an unaligned address. After these errors,
-    /// nothing has been written.
+    /// misaligned. `Layout` also if a tensor that the step writes is lent only for reading, or if two runs that cover
+    /// the whole bucket overlap. `Config` if `scaling` has a factor out of range or an unaligned address. After these
+    /// errors, nothing has been written.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;
@@ -134,7 +134,7 @@ impl BucketStep {
     }
 
     /// Steps the tensors of the last [`step`](Self::step) or [`step_decided`](Self::step_decided) that returned `Ok`,
-    /// without checking the tensors again. This saves much of the time of a small step.
+    /// without checking the tensors again. The checks are a large part of the time of a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -163,8 +163,8 @@ impl BucketStep {
     /// these errors, nothing has been written.
     ///
     /// # Safety
-    /// All tensors of that last `step` or `step_decided` now meet the contract of [`Lent::at`], including those that
-    /// were lent as slices.
+    /// All tensors of the last `step` or `step_decided` that returned `Ok` meet the contract of [`Lent::at`] for this
+    /// call too, even if they were lent as slices.
     pub unsafe fn step_again(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         if !self.engine.is_bound {

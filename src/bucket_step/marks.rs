@@ -1,9 +1,9 @@
 //! Records which buckets were added to a norm. The records last from the norm's `begin` to its next `begin`.
 //!
-//! After a norm has begun, each bucket is added once and then stepped once. A step that does not use the norm also
-//! counts as this one step. At least one bucket must be added before the decision. If the caller has taken the norm's
-//! sum, the caller may have added other gradients to the sum. A decision over no bucket is then accepted, and so is a
-//! step of a bucket that was added to another norm.
+//! After a norm has begun, each bucket is added once and then stepped once. If an added bucket is stepped without the
+//! norm, it cannot be stepped with the norm any more. At least one bucket must be added before the decision. If the
+//! caller has called `sum`, the sum may also contain other gradients. Two more calls are then accepted: a decision
+//! before any bucket was added, and a step of a bucket that was added to another norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,8 @@ struct Added {
 /// The state of a norm with respect to buckets.
 #[derive(Debug, Default)]
 pub(super) struct NormMarks {
-    /// The added buckets by their ids. The next `begin` reuses the map's memory, so it allocates nothing.
+    /// The added buckets, by id. `begin` empties the map but does not free its memory, so the same number of buckets
+    /// can be added again without an allocation.
     buckets: HashMap<u64, Added>,
     is_sum_taken: bool,
 }

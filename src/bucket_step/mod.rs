@@ -1,4 +1,4 @@
-//! Steps one bucket immediately: the fused launch without a stepper, on the caller's memory.
+//! Steps one bucket immediately, without a stepper. The fused launch works on the caller's memory.
 //!
 //! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
 //! launches and gives the same bits. A call checks all its arguments before it writes anything.
@@ -175,7 +175,7 @@ impl<E> BucketStep<E> {
         }
     }
 
-    /// Returns the bucket's name in errors. It contains the name of the bucket's first parameter.
+    /// Returns the name that errors use for the bucket. This name contains the name of the bucket's first parameter.
     fn name(&self) -> String {
         let first = self.plan.segments().first();
         let name = |param: u32| &*self.layout.parameters()[param as usize].name;

@@ -19,8 +19,9 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 /// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
 /// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error. You
-/// must add every bucket, even if all its parameters are frozen or have no gradient. Such a bucket does not change the
-/// norm. If the gradients are sharded over ranks, the ranks combine their [`sum`](GradNorm::sum)s before they decide.
+/// must add every bucket that you step with the norm, even if all its parameters are frozen or have no gradient. Such a
+/// bucket does not change the norm. If the gradients are sharded over ranks, the ranks combine their
+/// [`sum`](GradNorm::sum)s before they decide.
 ///
 /// Only the caller knows which gradients a combined sum contains. Two checks are therefore omitted once `sum` has been
 /// called. The norm may be decided even if no bucket was added, for example on a rank without shards. A bucket that was
@@ -76,10 +77,10 @@ enum Phase {
 /// decision.
 #[derive(Debug)]
 pub struct NormSum<'a> {
-    /// The digits of the sum in base 2^32. Each has 64 bits, to leave room for carries.
+    /// The digits of the sum in base 2^32. Each digit has 64 bits, which leaves room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude of the gradients, as the bits of an f32. Of two magnitudes, the larger one has the larger
-    /// bits as an integer. NaN counts as larger than infinity.
+    /// The largest magnitude of the gradients, as the bits of an f32. A larger magnitude has larger bits, if the bits
+    /// are compared as an integer. NaN counts as larger than infinity.
     pub largest: &'a mut u32,
 }
 
@@ -100,7 +101,8 @@ pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 pub struct Decision {
     /// The norm of all averaged gradients. The norm is infinite or NaN if a gradient is infinite or NaN.
     pub norm: f64,
-    /// The factor by which steps clip the gradients. It is 1 if nothing is clipped or everything is skipped.
+    /// The factor by which steps clip the gradients. The factor is 1 if no gradient is clipped or if the steps are
+    /// skipped.
     pub clip: f64,
     /// Whether all gradients are finite.
     pub is_finite: bool,
@@ -119,8 +121,8 @@ impl GradNorm {
     /// Makes a norm on the CPU.
     ///
     /// # Errors
-    /// `Config` if `INSTEP_ISA` is not the name of an instruction set. `Unsupported` if this machine lacks the named
-    /// set. `Arithmetic` if the kernels fail their self-test.
+    /// `Config` if `INSTEP_ISA` is not the name of an instruction set. `Unsupported` if this machine lacks the
+    /// instruction set of `INSTEP_ISA`. `Arithmetic` if the kernels fail their self-test.
     pub fn host() -> Result<GradNorm> {
         let kernels = Kernels::load(Isa::from_environment()?)?;
         let memories = Memories::without_tensors(Counts::default())?;
@@ -180,7 +182,7 @@ impl GradNorm {
         Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
     }
 
-    /// Returns the decision that was made last.
+    /// Returns the last decision.
     ///
     /// # Errors
     /// `Order` if the norm has not been decided.
@@ -256,8 +258,8 @@ impl GradNorm<NormOnGpu> {
     /// runs after your work.
     ///
     /// # Errors
-    /// `Order` if the norm has not been [begun](Self::enqueue_begin) or has been decided. `Device` if the driver
-    /// refuses to wait.
+    /// `Order` if the norm has not been [begun](Self::enqueue_begin) or has been decided. `Device` if the driver cannot
+    /// make the stream wait.
     ///
     /// # Safety
     /// The stream meets the conditions of [`enqueue_begin`](Self::enqueue_begin).

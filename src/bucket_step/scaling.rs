@@ -28,7 +28,7 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// No factors: a step takes the gradients unchanged.
+    /// A `Scaling` without factors. A step uses the gradients unchanged.
     pub const NONE: Scaling =
         Scaling { world_size: 1, loss_scale: 1.0, clip: 1.0, grad_scale: None, found_inf: None };
 
@@ -72,7 +72,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Returns an error if a clip coefficient is set. This is for calls in which a norm decides the coefficient.
+    /// Returns an error if a clip coefficient is set. Calls that get the coefficient from a norm make this check.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

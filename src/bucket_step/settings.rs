@@ -17,10 +17,10 @@ pub trait Engine {
     /// Replaces the settings from the next step on, without waiting.
     fn write_settings(&mut self, settings: &Settings);
 
-    /// Returns a record's progress. If a GPU counts the updates, first waits for all steps.
+    /// Returns a record's progress. If a GPU counts the updates, this call first waits for all enqueued steps.
     fn read_progress(&self, record: usize) -> Result<Progress>;
 
-    /// Sets a record's progress. If a GPU counts the updates, first waits for all steps.
+    /// Sets a record's progress. If a GPU counts the updates, this call first waits for all enqueued steps.
     fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
 }
 
@@ -48,9 +48,9 @@ impl<E: Engine> BucketStep<E> {
         Ok(())
     }
 
-    /// Sets one or more hyperparameters of a group from the next step on. If a value is refused, none is set. The names
-    /// are the fields of the optimizer's type, as in `torch.optim`. The values are checked after all of them have been
-    /// set, so their order does not matter.
+    /// Sets one or more hyperparameters of a group from the next step on. If one value is refused, no value is set. The
+    /// names are the fields of the optimizer's type, as in `torch.optim`. The values are checked after all of them have
+    /// been set, so their order does not matter.
     ///
     /// ```
     /// use instep::optim::Value;
@@ -77,9 +77,9 @@ impl<E: Engine> BucketStep<E> {
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group by those of `optimizer`, from the next step on. Fields with default
-    /// values are set too. Step counts and states do not change. To change only some hyperparameters, as a schedule
-    /// does, call [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
+    /// Replaces all hyperparameters of a group by those of `optimizer`, from the next step on. Fields of `optimizer`
+    /// with default values also replace the group's values. Step counts and states do not change. To change only some
+    /// hyperparameters, as a schedule does, call [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
@@ -108,9 +108,9 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter, as they skip a parameter without a gradient. A
-    /// frozen parameter's tensors and step count do not change, its memory is not read, and norms leave it out. To skip
-    /// a parameter in only one step, lend no gradient for it ([`Lent::optional_slices`]).
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter in the same way as a parameter without a
+    /// gradient. A frozen parameter's tensors and step count do not change. Steps and norms do not read its memory. To
+    /// skip a parameter in only one step, lend no gradient for it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
@@ -128,7 +128,7 @@ impl<E: Engine> BucketStep<E> {
     /// Returns how many updates a parameter has had.
     ///
     /// # Ordering
-    /// Waits for all steps if a GPU counts the updates. It does so in the cases in which
+    /// Waits for all enqueued steps if a GPU counts the updates. A GPU counts the updates in the cases in which
     /// [`enqueue`](BucketStep::enqueue) makes an additional launch for the scalars.
     ///
     /// # Errors
@@ -151,8 +151,8 @@ impl<E: Engine> BucketStep<E> {
         self.carries(record).then(|| Ok(self.engine.read_progress(record)?.carried)).transpose()
     }
 
-    /// Sets how many updates a parameter has had, to resume a training: the next update is number `count + 1`. If the
-    /// optimizer [carries](Self::carried) a number, pass this number with the count.
+    /// Sets how many updates a parameter has had, for example to resume a training. The next update is number `count +
+    /// 1`. If the optimizer [carries](Self::carried) a number, pass this number with the count.
     ///
     /// ```
     /// # use instep::{BucketStep, Error, Layout, NAdam};
@@ -170,9 +170,9 @@ impl<E: Engine> BucketStep<E> {
     ///
     /// # Errors
     /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. If the optimizer carries
-    /// a number, `Config` if the count is above 0 and the number is missing, or if the number is not a possible product
-    /// of momenta. The product is 1 before the first update, and afterwards at least 0 and below 1. If the optimizer
-    /// carries no number, `Config` for a number other than 1. After these errors, nothing has changed.
+    /// a number, `Config` in two more cases: the count is above 0 and the number is missing, or the number is not a
+    /// possible product of momenta. The product is 1 before the first update, and afterwards at least 0 and below 1. If
+    /// the optimizer carries no number, `Config` for a number other than 1. After these errors, nothing has changed.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;

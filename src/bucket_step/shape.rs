@@ -31,7 +31,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// Returns how many units a number of elements takes.
+    /// Returns the number of units that contain `elements` elements.
     fn units(&self, elements: u64) -> u64 {
         elements.div_ceil(1 << self.log2_elements)
     }
@@ -55,7 +55,7 @@ struct Extent {
     state_len: u64,
 }
 
-/// The kinds of tensors that a step takes, and the extents of its parameters.
+/// The kinds of tensors that a step uses, and the extents of its parameters.
 #[derive(Debug)]
 pub(super) struct Shape {
     len: u64,
@@ -66,7 +66,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list.
-    /// `states` has a label for each state, by which errors name the state.
+    /// `states` has a label for each state. Errors use the label as the state's name.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -97,8 +97,8 @@ impl Shape {
         self.len
     }
 
-    /// Writes the addresses of a step's tensors to `bases`, in one entry for all segments or in one entry per segment.
-    /// Returns whether a gradient is missing.
+    /// Checks a step's tensors and writes their addresses to `bases`. `bases` gets one entry for all segments, or one
+    /// entry per segment. Returns whether a gradient is missing.
     pub(super) fn bind(&self, tensors: &StepTensors<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let (mut is_whole, mut lacks_some) = (true, false);
         for kind in &self.kinds {
@@ -122,8 +122,8 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Writes only the addresses of gradients, because a norm reads nothing else. Returns whether a gradient is
-    /// missing.
+    /// Checks the gradients and writes their addresses to `bases`. A norm reads no other tensor. Returns whether a
+    /// gradient is missing.
     pub(super) fn bind_grads(&self, grads: &Lent<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.memory == Memory::Grads) else {
             return Ok(false);
@@ -166,8 +166,8 @@ impl Shape {
         }
     }
 
-    /// Checks a tensor, and returns whether a gradient is missing. Makes strings only for an error, because strings
-    /// allocate.
+    /// Checks a tensor, and returns whether a gradient is missing. This function creates strings only for errors,
+    /// because a string allocates memory.
     fn check(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         if kind.is_written && !tensor.is_writable {
             let wrong = "only lent for reading, but this step writes it";

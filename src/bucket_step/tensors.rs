@@ -1,6 +1,6 @@
-//! The tensors of one call. They are checked slices, or addresses that the caller must check.
+//! The tensors of one call: slices that this library checks, or addresses that the caller must check.
 //!
-//! A tensor is one run of elements with the bucket's offsets, or one such run per parameter. This file returns
+//! A tensor is one contiguous run of elements for the whole bucket, or one run per parameter. This file returns
 //! addresses and lengths and touches no element.
 #![allow(unsafe_code)]
 
@@ -16,11 +16,11 @@ use crate::op::Memory;
 
 pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one contiguous run of
-/// elements for the whole bucket, or one such run per parameter.
+/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. The memory is one contiguous
+/// run of elements for the whole bucket, or one run per parameter.
 ///
-/// A run for the whole bucket has the bucket's offsets: element k of the bucket lies k elements after the run's start.
-/// If there is one run per parameter, the runs come in the order in which the bucket lists its parameters.
+/// A run for the whole bucket has the bucket's offsets: element k of the bucket is stored k elements after the run's
+/// start. If there is one run per parameter, the runs are in the order of the bucket's list of parameters.
 ///
 /// If each gradient has its own run, some gradients may be missing. The call skips a parameter without a gradient, as
 /// if the parameter were [frozen](super::BucketStep::set_frozen). The parameter's tensors and step count do not change,
@@ -31,8 +31,8 @@ pub struct Lent<'a> {
     /// The type of a slice's elements. `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
-    /// Whether the slice lies on a GPU. For an address this is false, and the caller of `Lent::at` promises that the
-    /// address lies on the step's device.
+    /// Whether the slice is in a GPU's memory. For an address, this field is false, and the caller of `Lent::at`
+    /// guarantees that the address is on the step's device.
     pub(super) is_on_gpu: bool,
     _tensors: PhantomData<&'a mut c_void>,
 }
@@ -68,14 +68,15 @@ impl Runs {
     /// Returns one run of the list.
     ///
     /// # Panics
-    /// If the list has no run of this index.
+    /// If the list has no run with this index.
     pub(super) fn run(&self, index: usize) -> Run {
         assert!(index < self.count, "a run for each parameter");
         // SAFETY: `list` points to `count` elements of the type that `get` was made for, borrowed for `'a`.
         unsafe { (self.get)(self.list, index) }
     }
 
-    /// Returns the list itself if its elements are plain addresses. Reading it is faster than calling `get`.
+    /// Returns the list itself if its elements are plain addresses. Reading the list is faster than calling `get` for
+    /// each run.
     pub(super) fn addresses(&self) -> Option<&[*mut c_void]> {
         // SAFETY: `list` then points to `count` addresses, borrowed for `'a`.
         self.is_raw.then(|| unsafe { std::slice::from_raw_parts(self.list.cast(), self.count) })
@@ -83,7 +84,7 @@ impl Runs {
 }
 
 impl Run {
-    /// A missing run. Its address is 0. No slice has this address, not even an empty one.
+    /// A missing run. Its address is 0. No slice has the address 0, not even an empty slice.
     const NONE: Run = Run { address: 0, elements: Some(0) };
 
     fn of<T>(slice: &[T]) -> Run {
@@ -131,7 +132,7 @@ impl<'a> Lent<'a> {
     /// in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
-        /// `list` has an element `index` of this type.
+        /// `list` is the address of a list of `&mut [T]` that has an element at `index`.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
@@ -146,7 +147,7 @@ impl<'a> Lent<'a> {
     /// Shapes as for [`slices_mut`](Self::slices_mut).
     pub fn slices<T: StepElement>(slices: &'a [&'a [T]]) -> Lent<'a> {
         /// # Safety
-        /// `list` has an element `index` of this type.
+        /// `list` is the address of a list of `&[T]` that has an element at `index`.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
@@ -161,7 +162,7 @@ impl<'a> Lent<'a> {
     /// Shapes as for [`slices_mut`](Self::slices_mut). Only gradients may be `None`.
     pub fn optional_slices_mut<T: StepElement>(slices: &'a mut [Option<&'a mut [T]>]) -> Lent<'a> {
         /// # Safety
-        /// `list` has an element `index` of this type.
+        /// `list` is the address of a list of `Option<&mut [T]>` that has an element at `index`.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
@@ -192,7 +193,7 @@ impl<'a> Lent<'a> {
     /// Shapes as for [`optional_slices_mut`](Self::optional_slices_mut).
     pub fn optional_slices<T: StepElement>(slices: &'a [Option<&'a [T]>]) -> Lent<'a> {
         /// # Safety
-        /// `list` has an element `index` of this type.
+        /// `list` is the address of a list of `Option<&[T]>` that has an element at `index`.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise. The slice is borrowed for `'a`, and the tensor lives no longer than that.
             let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
@@ -205,10 +206,11 @@ impl<'a> Lent<'a> {
     /// Lends the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// The following holds until each call that gets the address has run. The address is aligned to an element and lies
-    /// in the memory of the step's device. It is valid for the tensor's elements, in the type of the step's precision.
-    /// Elements that are read are initialised. Nothing else touches the elements that the call touches, and no other
-    /// tensor of the call overlaps them. (If two runs that cover the whole bucket overlap, the call refuses them.)
+    /// The following conditions hold until the work of each call that gets the address has ended. The address is
+    /// aligned to an element and is in the memory of the step's device. The memory there contains all elements of the
+    /// tensor, in the type that the step's precision sets. Elements that the call reads are initialised. Nothing else
+    /// accesses the elements that the call accesses, and no other tensor of the call overlaps them. (If two runs that
+    /// cover the whole bucket overlap, the call refuses them.)
     pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
@@ -230,7 +232,7 @@ impl<'a> Lent<'a> {
     /// Each address that is not null meets the contract of [`at`](Self::at) for the elements of its parameter.
     pub unsafe fn at_each(addresses: &'a [*mut c_void]) -> Lent<'a> {
         /// # Safety
-        /// `list` has an element `index`.
+        /// `list` is the address of a list of addresses that has an element at `index`.
         unsafe fn get(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise.
             let address = unsafe { *list.cast::<*mut c_void>().add(index) };
@@ -315,8 +317,8 @@ impl<'a> StepTensors<'a> {
         all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
-    /// Returns tensors with only parameters and summed gradients. The optimizer and the precision decide which other
-    /// tensors you must add.
+    /// Returns a `StepTensors` that has only parameters and summed gradients. The optimizer and the precision decide
+    /// which other tensors you must add.
     pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
         let (states, scales, has_more) = (none(), none(), false);
@@ -365,7 +367,7 @@ impl<'a> StepTensors<'a> {
     }
 }
 
-/// Returns the first [`STATES`] tensors, and whether there were more.
+/// Returns the first [`STATES`] tensors, and whether `tensors` has more.
 fn listed<'a>(
     tensors: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
 ) -> ([Option<Lent<'a>>; STATES], bool) {
@@ -374,16 +376,17 @@ fn listed<'a>(
 }
 
 impl Scaling {
-    /// Takes the loss scale and the skip flag from the tensors of `torch.amp.GradScaler` (`_scale` and `found_inf`, one
-    /// f32 each). The step reads both when it runs. If the flag is not 0, parameters, states and step counts do not
-    /// change. Gradients are still zeroed or averaged, if the step was built with that option.
+    /// Makes steps read the loss scale and the skip flag from the tensors of `torch.amp.GradScaler` (`_scale` and
+    /// `found_inf`, one f32 each). A step reads both values when it runs. If the flag is not 0, parameters, states and
+    /// step counts do not change. Gradients are still zeroed or averaged, if the step was built with that option.
     ///
     /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are already unscaled. The step
-    /// only reads `found_inf`. Your code must set it to the same value on all ranks. A null `found_inf` counts as 0.
+    /// only reads `found_inf`. Your code must set `found_inf` to the same value on all ranks. A null `found_inf` counts
+    /// as 0.
     ///
     /// # Safety
-    /// Each address is null, or is valid in the memory of the step's device until each call that gets it has run.
-    /// Nothing writes to the address until then. The calls refuse an unaligned address.
+    /// Each address is null, or is valid in the memory of the step's device until the work of each call that gets the
+    /// address has ended. Until then, nothing writes to the address. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

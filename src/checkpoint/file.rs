@@ -1,8 +1,8 @@
 //! Replaces a file atomically: writes a new file in the same folder, flushes it, renames it, and flushes the folder.
 //!
-//! A run that is killed during the write leaves the old file and a hidden partial file (`partial.rs`). The path never
-//! has an incomplete file. The new file has the permissions of the old file. While the new file is written, its owner
-//! has write permission too.
+//! A run that is killed during the write leaves the old file and a hidden partial file (`partial.rs`). An incomplete
+//! file is never visible at the path. The new file has the permissions of the old file. While the new file is written,
+//! its owner has write permission too.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -50,8 +50,8 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// Replaces a file that several ranks write. `write` gets the number with which other ranks [open](open_partial) the
-/// file.
+/// Replaces a file that several ranks write. `write` gets the number in the partial file's name, which other ranks need
+/// to [open](open_partial) the file.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }
@@ -70,7 +70,7 @@ pub(super) fn open_partial(path: &Path, number: u64) -> Result<File> {
     })
 }
 
-/// Returns the folder of a file, and its name there.
+/// Returns the folder of a file, and the file's name in this folder.
 fn parted(path: &Path) -> Result<(&Path, &OsStr)> {
     let Some(name) = path.file_name() else {
         return Err(Error::checkpoint(path.display(), "not the name of a file", "name a file to write"));
@@ -123,7 +123,7 @@ fn to_write(mut permissions: Permissions) -> Permissions {
     permissions
 }
 
-/// Returns the path at the end of a chain of symbolic links, whether or not a file is there.
+/// Returns the path at the end of a chain of symbolic links, whether or not a file exists at this path.
 fn follow_links(path: &Path) -> Result<PathBuf> {
     let mut target = path.to_owned();
     for _ in 0..=MAX_LINKS {

@@ -8,15 +8,16 @@ pub(super) const PARAM: &str = "param.";
 pub(super) const STATE: &str = "state.";
 /// The name of a moving average's tensor consists of this prefix and the parameter's name.
 pub(super) const EMA: &str = "ema.";
-/// In a key, the name of a step count stands in the place of a state's name.
+/// The name of a step count's tensor contains this word in place of a state's name.
 pub(super) const STEP: &str = "step";
 /// The name of the tensor that has the checksums.
 pub const CHECKSUMS: &str = "crc32";
-/// The name of a scalar of the stepper. The next three names are further scalars of the stepper.
+/// This constant and the next three are the names of the stepper's own scalars.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";
 pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
-/// The metadata key that marks a file as a checkpoint of this library. Its value is the version of the format.
+/// The metadata key that marks a file as a checkpoint of this library. The value of this key is the version of the
+/// format.
 pub const VERSION_KEY: &str = "instep.checkpoint";
 pub(super) const VERSION: &str = "1";

@@ -1,14 +1,14 @@
 //! Saves the state of a training in one file, and loads such a file. The resumed training has the same bits as an
 //! uninterrupted training. A save never leaves an incomplete file at its path.
 //!
-//! A checkpoint is a safetensors file, and any reader of that format can open it. Its contents do not depend on the
-//! buckets, the mode, the number of ranks or the instruction set. Any stepper can load the checkpoint if its parameters
-//! have the same names and lengths, and if its optimizer has states of the same names.
+//! A checkpoint is a safetensors file, and any reader of that format can open it. The contents of a checkpoint do not
+//! depend on the buckets, the mode, the number of ranks or the instruction set. Any stepper can load the checkpoint if
+//! its parameters have the same names and lengths, and if its optimizer has states of the same names.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
 //! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, even with
-//! stochastic rounding. A stepper of another precision resumes from the same values. If one of its types has fewer
-//! bits, values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
+//! stochastic rounding. A stepper of another precision resumes from the same values. If a type of the loading stepper
+//! has fewer bits, values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
@@ -93,16 +93,16 @@ use restore::restore;
 use safetensors::{Data, Header, inside};
 
 /// Saves a checkpoint to a file, and atomically replaces a file at `path`. **Only rank 0 writes**. Without
-/// [shards](crate::Strategy), the other ranks may make this call too, and return at once. With shards, all ranks must
-/// make this call, and each rank sends its shards to rank 0. (With [`save_together`], each rank writes its own shards.)
-/// The file has the same bytes as without shards. If ranks have different models, each rank calls [`write()`] instead.
-/// [`save_with`] also saves the trainer's own scalars and texts.
+/// [shards](crate::Strategy), the other ranks may also make this call, which then returns at once. With shards, all
+/// ranks must make this call, and each rank sends its shards to rank 0. (With [`save_together`], each rank writes its
+/// own shards.) A sharded stepper writes the same bytes as a stepper without shards. If ranks have different models,
+/// each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own scalars and texts.
 ///
 /// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
-/// flushed to disk and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read.
-/// The next save to the same path removes it. A day later, any save into the same folder removes it too. Two processes
-/// must not save to one path at the same time. If they do, one save may fail, and the file of either process may
-/// remain.
+/// flushed to disk and renamed, and then the folder is flushed. A hidden file that remains after a killed run is never
+/// read. The next save to the same path removes that hidden file. After a day, any save into the same folder also
+/// removes it. Two processes must not save to one path at the same time. Otherwise one save may fail, and the file of
+/// either process may remain.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
@@ -115,8 +115,8 @@ pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<(
     save_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. Only the scalars and texts of rank
-/// 0 are saved.
+/// Saves the stepper to a file like [`save`], and also saves the trainer's own scalars and texts. Only the scalars and
+/// texts of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
@@ -167,33 +167,34 @@ fn save_file<D: Device>(
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]. `File` if `out` returns an error. `out` may then have part of the data.
+/// Errors as for [`save`]. `File` if `out` returns an error. In this case, `out` may have received part of the data.
 pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
     write_with(stepper, &Extras::default(), out)
 }
 
-/// Writes a checkpoint to any writer, as [`write()`] does, and adds the trainer's own scalars and texts.
+/// Writes a checkpoint to any writer like [`write()`], and also writes the trainer's own scalars and texts.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]. `File` if `out` returns an error. `out` may then have part of the data. `Config` for a name
-/// in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`]. `File` if `out` returns an error. In this case, `out` may have received part of the data.
+/// `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }
 
 /// Loads a checkpoint. Parameters, states and step counts are written to the stepper. The remaining scalars and the
 /// texts are returned. Every rank must load the same file, because states are never broadcast. If a rank loaded another
-/// file or none, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass
+/// file or no file, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass
 /// broadcasts the parameters of rank 0.
 ///
-/// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again
-/// before it is written. Nothing in the stepper changes before the whole file has been checked.
+/// The file is read twice: first to check all of it, then to load it tensor by tensor. The second reading checks each
+/// tensor again before it writes the tensor to the stepper. Nothing in the stepper changes before the whole file has
+/// been checked.
 ///
 /// # Ordering
-/// Waits for all steps. Allocates space for one tensor and the names.
+/// Waits for all steps. Allocates memory for one tensor and for the names of all tensors.
 ///
 /// # Errors
 /// `Checkpoint` if a byte of the file has changed since it was written, or if a tensor is missing, is unknown, or has
@@ -216,8 +217,8 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
     restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
 }
 
-/// Loads the state of a `torch.optim` optimizer from a safetensors file. The file needs no checksums. Write it in
-/// Python as follows:
+/// Loads the state of a `torch.optim` optimizer from a safetensors file. The file needs no checksums. The following
+/// Python code writes such a file:
 ///
 /// ```python
 /// from safetensors.torch import save_file
@@ -250,8 +251,8 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// With PyTorch's FSDP, each rank has rows of each parameter, or parts of flat parameters. PyTorch joins the shards as
-/// follows:
+/// With PyTorch's FSDP, each rank has rows of each parameter, or parts of flat parameters. With the following code,
+/// PyTorch joins the shards:
 ///
 /// ```python
 /// whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
@@ -263,16 +264,17 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 ///
 /// The key of a state contains the parameter's name, or the parameter's number in torch's `state_dict`. The number is
 /// an index into `order`, a list of parameter names. Without `order`, the number is the parameter's index in the
-/// layout. torch numbers parameters group by group, so pass `order` if there are several groups. A wrong order is not
-/// detected if the lengths happen to agree. A number that is also the name of a parameter counts as a name. The file
-/// may have all parameters or none, and all moving averages or none. As in torch, a parameter without any state has had
-/// no update. For any other parameter, the file must have all states that the parameter's group uses, and `step`. If
-/// the only state is a momentum buffer, `step` is not needed, because torch saves none for it. Values are F32, F16 or
-/// BF16, or F64 that f32 represents exactly. `step` is one whole number (F32, F64, I64 or U64). NAdam also needs
-/// `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are verified.
+/// layout. torch numbers parameters group by group, so pass `order` if there are several groups. The import cannot
+/// detect a wrong order of parameters that have the same length. A number that is also the name of a parameter counts
+/// as a name. The file may have all parameters or none, and all moving averages or none. As in torch, a parameter
+/// without any state has had no update. For any other parameter, the file must have all states that the parameter's
+/// group uses, and `step`. If the only state is a momentum buffer, `step` is not needed, because torch saves no `step`
+/// with a momentum buffer. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one whole number
+/// (F32, F64, I64 or U64). NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported
+/// too, and its checksums are verified.
 ///
 /// # Ordering
-/// Ordering as for [`load`]. The rules for several ranks are also those of `load`.
+/// Ordering as for [`load`]. With several ranks, the rules of `load` apply.
 ///
 /// # Errors
 /// Errors as for [`load`]. `Layout` if `order` has a name that no parameter has.
@@ -284,7 +286,8 @@ pub fn import<D: Device>(
     restore(stepper, source, false, |header, stepper| torch::sort(header, stepper, order))
 }
 
-/// Opens a tensor file for `instep diff`. A checkpoint is read to its end, and its checksums are verified.
+/// Opens a tensor file for `instep diff`. A checkpoint of this library is read completely, and its checksums are
+/// verified.
 ///
 /// # Errors
 /// `Checkpoint` if the file is broken or a checksum differs, `File` if the file cannot be read. Both errors name the

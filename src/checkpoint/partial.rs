@@ -1,8 +1,9 @@
-//! The hidden file that a save writes first. When it is complete, the save renames it to the real name.
+//! The hidden file that a save writes first. When the hidden file is complete, the save gives it the name of the
+//! checkpoint.
 //!
-//! Its name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. If the save fails, the
-//! file is removed. A live run may still be writing a hidden file for another name. This module removes such a file
-//! only if nothing has been written to it for a day.
+//! The hidden file's name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. If the save
+//! fails, the hidden file is removed. A live run may still be writing a hidden file for another name. This module
+//! removes such a file only if nothing has been written to it for a day.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -21,13 +22,13 @@ const DIGITS: usize = 16;
 /// The longest name, in bytes, that all usual file systems allow.
 const MAX_NAME_BYTES: usize = 255;
 
-/// The longest NAME, in bytes: the rest of the name is two dots, the digits and the suffix.
+/// The longest NAME, in bytes. The rest of the hidden file's name is two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
-/// A writer that has not written for this long is assumed to be dead.
+/// If a hidden file has not been written to for this time, its writer is assumed to be dead.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A file that is being written. Dropping it removes the file, unless it has been renamed.
+/// A hidden file that is being written. Dropping this value removes the file, unless the file has been renamed.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
     /// The number in the file's name. No other file has this number.
@@ -56,7 +57,7 @@ impl Partial {
     }
 }
 
-/// Returns the path of the partial file of this number.
+/// Returns the path of the partial file with this number.
 pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
     let mut own = OsString::from(".");
     own.push(stem(name));
@@ -64,7 +65,7 @@ pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
     folder.join(own)
 }
 
-/// Creates a file. From its creation on, it has at most the given permissions.
+/// Creates a file that never has more than the given permissions.
 fn open_new(path: &Path, permissions: Option<&Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

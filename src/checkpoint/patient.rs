@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 pub(super) struct Patient<W> {
     out: W,
-    /// Whether errors are reported at the end. If false, they are reported at once.
+    /// Whether errors are reported at the end. If false, errors are reported at once.
     waits: bool,
     failed: Option<io::Error>,
 }

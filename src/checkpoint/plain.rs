@@ -1,8 +1,8 @@
 //! Reads and writes files that have only parameters, for other programs. Names, shapes and types are those of the
 //! trainer.
 //!
-//! This module depends on the reader and the writer of checkpoints. Such a file has no states, so a training cannot
-//! resume from it.
+//! This module depends on the reader and the writer of checkpoints. These files have no states, so a training cannot
+//! resume from them.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Read, Seek, Write};
@@ -24,12 +24,12 @@ pub struct Export {
     /// Writes [moving averages](crate::StepperBuilder::ema) instead of parameters. A parameter without an update has no
     /// average yet, so the parameter's value is written.
     pub averages: bool,
-    /// Writes everything in f32. If a parameter has a [master](crate::Master), the master's value is written. Otherwise
-    /// each tensor has its parameter's type.
+    /// Writes everything in f32. If a parameter has a [master](crate::Master), the master's value is written. If this
+    /// field is false, each tensor has its parameter's type.
     pub f32: bool,
 }
 
-/// The name that the format reserves.
+/// The tensor name that the safetensors format reserves for metadata.
 const METADATA: &str = "__metadata__";
 
 /// Writes only the parameters to a safetensors file, and atomically replaces a file at `path`. Names and shapes are
@@ -53,7 +53,7 @@ const METADATA: &str = "__metadata__";
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save). `Unsupported` if `values` asks for moving averages and the stepper has none.
+/// Errors as for [`save`](super::save). `Unsupported` if `values` selects moving averages and the stepper keeps none.
 /// `Layout` for a parameter called `__metadata__`.
 pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
     save_file(stepper, path.as_ref(), |out| write(stepper, values, out))

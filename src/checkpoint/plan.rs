@@ -1,7 +1,7 @@
 //! Maps each tensor of a file to a tensor of a stepper, using only the file's header.
 //!
-//! A checkpoint of this library must have every tensor of the stepper. All its other tensors must be scalars of the
-//! trainer. This module reads no data.
+//! A checkpoint of this library must have every tensor of the stepper. All other tensors of the checkpoint, except the
+//! checksums, must be scalars. This module reads no data.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether the averages start as the parameters, because the file has no averages.
+    /// Whether the averages start with the parameters' values, because the file has no averages.
     pub(super) begins_emas: bool,
 }
 
@@ -41,12 +41,12 @@ pub(super) enum Part {
     Ema,
 }
 
-/// The step count of one of a parameter's optimizers. If `optimizer` is `None`, it is the step count of the parameter.
+/// A step count of a parameter: the count of `optimizer`, or the parameter's own count if `optimizer` is `None`.
 pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
     pub(super) count: Count<'h>,
-    /// The number that the optimizer carries besides its step count, such as NAdam's `mu_product`, if there is one.
+    /// The number that the optimizer carries besides its step count, if any. NAdam carries `mu_product`, for example.
     pub(super) carried: Option<Named<'h>>,
 }
 
@@ -141,7 +141,7 @@ impl<'h> Count<'h> {
     }
 }
 
-/// Checks the tensor of a number that an optimizer carries. It must be F32 or F64 and have one element.
+/// Checks the tensor of a number that an optimizer carries. The tensor must be F32 or F64 and must have one element.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     require_one(from, "save the product as one number")
@@ -163,8 +163,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// Returns the names of a parameter's step counts, each with its optimizer: `step` for the first optimizer, and
-/// `step#1` and so on for further optimizers. The name `step` is returned even if no optimizer steps the parameter.
+/// Returns the names of a parameter's step counts, each with its optimizer. The names are `step` for the first
+/// optimizer, then `step#1`, `step#2` and so on. The name `step` is returned even if no optimizer steps the parameter.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

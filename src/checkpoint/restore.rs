@@ -1,8 +1,8 @@
 //! Loads a file into a stepper by reading it twice. The first reading checks the file, and the second changes the
 //! stepper.
 //!
-//! Nothing in the stepper changes before the first reading has ended. The second reading checks each tensor again. Each
-//! tensor of the stepper changes only after this check.
+//! Nothing in the stepper changes before the first reading has ended. The second reading checks each tensor of the file
+//! again, and changes the stepper's tensor only after this check.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
@@ -77,7 +77,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     Ok(Extras { scalars, metadata })
 }
 
-/// Opens a tensor file. A checkpoint of this library is read to its end, and its checksums are verified.
+/// Opens a tensor file. A checkpoint of this library is read completely, and its checksums are verified.
 pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>)> {
     let (header, data) = safetensors::open(source)?;
     let Some(version) = header.metadata.get(VERSION_KEY) else { return Ok((header, data)) };
@@ -97,7 +97,8 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Finds the stepper's scalars in `scalars`. Each must have the type and the range that belong to its name.
+    /// Finds the stepper's scalars in `scalars`. The type and the value of each scalar must be valid for the scalar's
+    /// name.
     pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
         let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
@@ -129,7 +130,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Removes the scalars that the stepper uses and accepts from `scalars`, and returns them.
+    /// Moves the scalars that the stepper uses and accepts out of `scalars`, and returns them.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -147,8 +148,8 @@ impl Own {
         Ok(own)
     }
 
-    /// Sets these scalars in the stepper. A checkpoint that was saved before any pass had a norm has no norm. Loading
-    /// it removes the stepper's previous norm.
+    /// Sets these scalars in the stepper. A checkpoint has no previous norm if it was saved before the first pass with
+    /// a norm. Loading such a checkpoint removes the stepper's previous norm.
     fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;
@@ -238,7 +239,7 @@ fn read<R: Read + Seek>(
     source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
 }
 
-/// Reads one number. [`Plan`] has checked that there is one element.
+/// Reads a tensor of one number. [`Plan`] has checked that the tensor has one element.
 fn stored<R: Read + Seek, T>(
     source: &mut Verified<R>,
     (key, tensor): Named<'_>,

@@ -18,21 +18,22 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::stepper::{Stepper, WORD_BYTES};
 
-/// The length of the fixed part of rank 0's message. This part has one number that says whether rank 0 has failed, and
-/// three more numbers.
+/// The length of the fixed part of rank 0's message. The fixed part has four numbers: a flag that says whether rank 0
+/// has failed, and the fields of [`Start`].
 const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 
 /// Bytes of an element in the file.
 const ELEMENT_BYTES: u64 = DType::F32.bytes();
 
-/// The data that rank 0 sends to each rank before the rank writes.
+/// The data that rank 0 sends to all ranks before they write their parts.
 #[derive(Clone, Copy, Default)]
 struct Start {
     /// The random number in the name of the file.
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// Whether rank 0 alone writes the tensors that are full on every rank.
+    /// Whether rank 0 alone writes the parameters that are full on every rank, because their values may differ between
+    /// ranks.
     rank_0s: bool,
 }
 
@@ -64,11 +65,11 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`](super::save) describes, with its full length. Rank 0 writes the scalars
-/// and the tensors without shards. It also combines the checksums of all ranks' parts and writes the results. Each rank
-/// flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns
-/// `Ok` before rank 0 has done all this. The file system must allow several hosts to write different bytes of one file.
-/// Loading checks every byte.
+/// Rank 0 creates the same kind of hidden file as [`save`](super::save), and sets the file's full length. Rank 0 writes
+/// the scalars and the tensors without shards. Rank 0 also combines the checksums of all ranks' parts and writes the
+/// combined checksums. Each rank flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes
+/// the folder. No rank returns `Ok` before rank 0 has flushed the folder. The file system must allow several hosts to
+/// write different bytes of one file. Loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps and for all ranks. The [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -79,13 +80,13 @@ struct Written {
 /// the others return a `Checkpoint` error that names the failed rank. A rank that does not find rank 0's file also
 /// returns `Checkpoint`. After these errors, the old file is unchanged, the partial file is removed, and the stepper
 /// still works. `PeerLost`, `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end,
-/// the new file may already have replaced the old file. The new file is complete then.
+/// the new file may already have replaced the old file. In this case, the new file is complete.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file that ranks write together, as [`save_together`] does, and adds the trainer's own scalars and texts.
-/// The scalars and texts of rank 0 are saved.
+/// Saves to a file that ranks write together like [`save_together`], and also saves the trainer's own scalars and
+/// texts. Only the scalars and texts of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save_together`].
@@ -109,7 +110,7 @@ pub fn save_together_with<D: Device>(
 }
 
 /// Makes rank 0's collective calls. The first call starts the other ranks, or reports that rank 0 has failed. The later
-/// calls collect the checksums of the parts, and send the result to the other ranks.
+/// calls collect the checksums of the parts, and tell the other ranks whether the save has succeeded.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -136,7 +137,7 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
     outcome.and(told.map(drop))
 }
 
-/// Makes the collective calls of any other rank.
+/// Makes the collective calls of a rank that is not rank 0.
 fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
     let start = hear(stepper)?;
     let mut own = Ok(Vec::new());
@@ -196,7 +197,8 @@ fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<
     Ok(checksums)
 }
 
-/// Encodes a rank's parts, or the reason for its failure, as bytes. The first byte says which of the two follows.
+/// Encodes a rank's parts, or the reason for its failure, as bytes. The first byte is 0 before parts and 1 before the
+/// reason for a failure.
 fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
     match own {
         Ok(all) => {
@@ -218,7 +220,7 @@ fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
     Ok(parts.iter().map(|[checksum, bytes]| Written { checksum: *checksum as u32, bytes: *bytes }).collect())
 }
 
-/// Sends a `Start` to all ranks, or the error with which rank 0 has failed.
+/// Sends a `Start` to all ranks, or rank 0's error if rank 0 has failed.
 fn broadcast_start<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     let (numbers, text) = match said {
         Ok(Start { number, first_bytes, rank_0s }) => {

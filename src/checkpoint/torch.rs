@@ -1,9 +1,9 @@
 //! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds the states that torch
 //! leaves out.
 //!
-//! torch saves no state before a parameter's first update, no state that the group does not use, and no step count with
-//! a momentum buffer. Any other missing state is an error. If Adam's step count were missing, for example, Adam would
-//! silently step with the wrong bias correction.
+//! torch does not save states of a parameter that was never updated, states that the group does not use, or the step
+//! count of a momentum buffer. Any other missing state is an error. If Adam's step count were missing, for example,
+//! Adam would silently step with the wrong bias correction.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! A tensor file. Its checksums are verified at every read.
+//! Reads a tensor file, and verifies its checksums at every read.
 //!
 //! The header's checksum is compared when the file is opened. A tensor's checksum is compared after the tensor has been
 //! read. This module never reports success for a tensor before its checksum has been compared.
@@ -26,7 +26,7 @@ impl<R: Read + Seek> Verified<R> {
         Ok((header, verified))
     }
 
-    /// Reads the checksums of a file that is open, if it has any.
+    /// Reads the checksums of an open file, if the file has checksums.
     pub(super) fn new(header: &Header, data: Data<R>) -> Result<Verified<R>> {
         let mut verified = Verified { data, checksums: None };
         if let Some(tensor) = header.tensors.get(CHECKSUMS) {

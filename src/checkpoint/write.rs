@@ -20,7 +20,7 @@ use crate::layout::ParamId;
 use crate::optim::ScalerState;
 use crate::stepper::{Stepper, TensorId};
 
-/// The part of a file before the tensors' data, and the tensors in the order of their data.
+/// The start of a file, up to the tensors' data, and the list of the tensors in the order of their data.
 pub(super) struct Outline {
     /// Length and header.
     pub(super) header: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Tensor {
     part: Part,
 }
 
-/// A writer that computes the checksum of the bytes that it passes on.
+/// A writer that passes all bytes on to `out` and computes their checksum.
 pub(super) struct Summed<W> {
     out: W,
     hasher: crc32fast::Hasher,
@@ -61,7 +61,7 @@ pub(super) fn failed(error: io::Error) -> Error {
     Error::file("the checkpoint")(error)
 }
 
-/// Returns the checksums as bytes. They are the data of the last tensor.
+/// Returns the checksums as bytes. These bytes are the data of the last tensor in the file.
 pub(super) fn checksum_bytes(checksums: &[u32]) -> Vec<u8> {
     checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect()
 }
@@ -80,7 +80,7 @@ impl Outline {
         Ok(Outline { header: header(&entries, &metadata)?, scalars, tensors })
     }
 
-    /// Writes the header and the scalars, and returns the checksum of each.
+    /// Writes the header and the scalars, and returns one checksum for the header and one for each scalar.
     pub(super) fn write(&self, out: &mut Summed<impl Write>) -> io::Result<Vec<u32>> {
         out.write_all(&self.header)?;
         let mut checksums = vec![out.take_checksum()];
@@ -102,8 +102,8 @@ impl Tensor {
     }
 }
 
-/// Returns the scalars. They come first in the file. Each takes 8 bytes, so every tensor after them is aligned to its
-/// elements.
+/// Returns the scalars, which are the first tensors in the file. Each scalar has 8 bytes, so every later tensor is
+/// aligned to its elements.
 fn scalars<D: Device>(
     stepper: &Stepper<D>,
     own: &BTreeMap<String, Scalar>,

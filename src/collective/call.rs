@@ -31,11 +31,11 @@ unsafe impl Send for Addresses {}
 // SAFETY: these are plain numbers until one is dereferenced. The code that dereferences it is responsible.
 unsafe impl Sync for Addresses {}
 
-/// One rank's call in a collective. It consists of a [`CallKey`], which must be equal on all ranks, and of this rank's
-/// buffers.
+/// One rank's call in a collective. A call consists of a [`CallKey`], which must be equal on all ranks, and of this
+/// rank's buffers.
 ///
 /// On the host, nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns. On a GPU, nothing else
-/// uses them until the stream has passed the call. If the buffers are in host memory, [`source`](Self::source),
+/// uses the buffers until the stream has passed the call. If the buffers are in host memory, [`source`](Self::source),
 /// [`target`](Self::target) and [`in_place`](Self::in_place) return them as slices.
 ///
 /// ```
@@ -76,8 +76,9 @@ impl<'a> Call<'a> {
     /// not overlap.
     ///
     /// # Safety
-    /// Both buffers are valid for their lengths, initialised, and aligned to the element type. Nothing else touches
-    /// them while the `Call` lives. On a GPU, nothing else touches them until the stream has passed the call.
+    /// Both buffers are valid for their lengths, initialised, and aligned to the element type. Nothing else accesses
+    /// the buffers while the `Call` lives. On a GPU, nothing else accesses the buffers until the stream has passed the
+    /// call.
     pub unsafe fn new(
         key: CallKey,
         world_size: u32,
@@ -94,7 +95,7 @@ impl<'a> Call<'a> {
     }
 
     /// Makes a `Call` on host memory, for the ranks of `comm`. The call reads `source` and writes `target`. If `source`
-    /// is `None`, the call is in place in `target`.
+    /// is `None`, the call works in place on `target`.
     ///
     /// # Shapes
     /// `source` and `target` have the lengths of `src` and `dst` in [`new`](Self::new). In a call in place, `target`
@@ -196,7 +197,7 @@ impl<'a> Call<'a> {
         self.stream
     }
 
-    /// Returns the [`stream`](Self::stream), or an error if there is none.
+    /// Returns the [`stream`](Self::stream), or an error if the call has no stream.
     ///
     /// # Errors
     /// `Unsupported` if there is no stream, because the buffers are in host memory.
@@ -246,7 +247,8 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
 
-    /// Returns the destination, after copying the source to it. If both are the same buffer, nothing is copied.
+    /// Returns the destination, after copying the source to it. If the source and the destination are the same buffer,
+    /// nothing is copied.
     ///
     /// # Errors
     /// Errors as for [`target`](Self::target). `Unsupported` if the buffers differ in length, as in a reduce-scatter or
@@ -322,7 +324,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// What a stepper stores in memory that its communicator [allocates](crate::Collective::allocate).
+/// The kind of data that a stepper stores in memory that its communicator [allocates](crate::Collective::allocate).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -333,8 +335,8 @@ pub enum Purpose {
     Parameters,
 }
 
-/// Memory that a communicator has allocated for the buffers of its calls. Its calls are faster on this memory than on
-/// other memory.
+/// Memory that a communicator has allocated for the buffers of its calls. The communicator's calls are faster on this
+/// memory than on other memory.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
@@ -345,8 +347,8 @@ impl Allocation {
     /// arbitrary. Dropping `owner` frees the memory.
     ///
     /// # Safety
-    /// The memory has the requested number of bytes, on a device that the communicator reaches. It is valid until
-    /// `owner` is dropped. Only the stepper's ops touch it.
+    /// The memory has the requested number of bytes, on a device that the communicator reaches. The memory is valid
+    /// until `owner` is dropped. Only the stepper's ops access the memory.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }

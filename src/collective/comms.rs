@@ -1,10 +1,10 @@
 //! The communicators of one rank, and the calls that the rank's stepper makes on them. One communicator contains all
 //! ranks. A sharded plan needs further communicators.
 //!
-//! A hybrid strategy has two kinds of group: neighbours and replicas. The shards of neighbours together are a full
-//! tensor. Replicas have the same shard. Each rank is in one group of each kind, and any two ranks have at most one
-//! group in common. If a value is equal within every group of both kinds, it is equal on all ranks. (Zhao et al., VLDB
-//! 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
+//! A hybrid strategy has two kinds of group: neighbours and replicas. The shards of all neighbours in a group together
+//! form a full tensor. Replicas have the same shard. Each rank is in one group of each kind, and any two ranks have at
+//! most one group in common. If a value is equal within every group of both kinds, it is equal on all ranks. (Zhao et
+//! al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! The part of a call that must be equal on all ranks. It is a plain value that can be printed, and processes exchange
-//! it as 32 bytes.
+//! The part of a call that must be equal on all ranks. The key is a plain value that can be printed. Processes exchange
+//! a key as 32 bytes.
 //!
-//! A key has no address, so ranks of different processes can compare keys. `from_bytes` accepts only bytes that
-//! `to_bytes` makes, because the sender is not trusted.
+//! A key contains no memory address, so ranks of different processes can compare keys. `from_bytes` accepts only bytes
+//! that `to_bytes` makes, because the sender is not trusted.
 
 use std::fmt;
 
@@ -33,7 +33,8 @@ pub struct CallKey {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers in bytes. If the two lengths differ, this is the length of the longer buffer.
+    /// Length of the buffers in bytes. If the source and the destination differ in length, this is the length of the
+    /// longer buffer.
     pub bytes: u64,
     /// A hash of the values that must be equal on all ranks, such as layout, options, hyperparameters and frozen
     /// parameters. [`difference`](crate::op::difference) compares two such hashes, and returns which of these parts
@@ -48,8 +49,8 @@ impl CallKey {
     /// Returns the key as bytes. The bytes are the same on every platform.
     ///
     /// # Shapes
-    /// Bytes 0 to 3 are the kind, the element type, a 1 if there is a bucket, and a 0. Bytes 4 to 7 are the bucket.
-    /// Pass, length and agreement follow, with eight bytes each. Numbers are little-endian.
+    /// Bytes 0 to 3 are the kind, the element type, 1 if there is a bucket (otherwise 0), and a zero byte. Bytes 4 to 7
+    /// are the bucket. Pass, length and agreement follow, with eight bytes each. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = self.kind as u8;
@@ -86,7 +87,8 @@ impl CallKey {
         (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
     }
 
-    /// Returns whether the call gathers tensors outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
+    /// Returns whether the call gathers tensors outside a pass, for example in
+    /// [`Stepper::gather`](crate::Stepper::gather).
     fn is_of_tensors(&self) -> bool {
         self.kind == CollectiveKind::AllGather && self.bucket.is_none()
     }
@@ -99,7 +101,8 @@ impl CallKey {
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
     }
 
-    /// Returns the same error as [`mismatch`](Self::mismatch). `agreement` says how the two ranks' agreements differ.
+    /// Returns the same error as [`mismatch`](Self::mismatch). `agreement` describes the difference between the two
+    /// ranks' agreements, if any.
     pub(crate) fn explained(
         &self,
         theirs: &CallKey,

@@ -46,10 +46,10 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// # Ordering
 /// A stepper makes the calls of one rank from one thread at a time. The order of the calls is the same on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the inner communicator, if this communicator wraps another. Most default methods of this trait then call
-    /// the same method of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are
-    /// not forwarded, because their results have to be wrapped too. [`enqueue_all`](Self::enqueue_all) calls this
-    /// communicator's [`enqueue`](Self::enqueue).
+    /// Returns the inner communicator, if this communicator wraps another. If there is an inner communicator, most
+    /// default methods of this trait call its method of the same name. [`duplicate`](Self::duplicate) and
+    /// [`subgroup`](Self::subgroup) are not forwarded, because their results have to be wrapped too.
+    /// [`enqueue_all`](Self::enqueue_all) calls this communicator's [`enqueue`](Self::enqueue).
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -60,8 +60,8 @@ pub trait Collective: Send + Sync {
     /// Returns the number of ranks that sum gradients together.
     fn world_size(&self) -> u32;
 
-    /// Returns whether this collective can sum buffers at `place`. If it cannot, a stepper with memory at `place` is
-    /// refused.
+    /// Returns whether this collective can sum buffers at `place`. If the collective cannot, building a stepper with
+    /// memory at `place` returns an error.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
@@ -81,10 +81,10 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(is_of_whole, |inner| inner.supports(kind))
     }
 
-    /// Makes another communicator of the same ranks. Calls on it are not ordered with calls on this communicator, so
-    /// all-gathers of stepped parameters can overlap with the next bucket's reduce. Every rank makes this call at the
-    /// same point, once for each stepper that is not [replicated](crate::Strategy). If one communicator fails, the
-    /// stepper aborts both.
+    /// Makes another communicator of the same ranks. Calls on the new communicator are not ordered with calls on this
+    /// communicator, so all-gathers of stepped parameters can overlap with the next bucket's reduce. Every rank makes
+    /// this call at the same point, once for each stepper that is not [replicated](crate::Strategy). If one of the two
+    /// communicators fails, the stepper aborts both.
     ///
     /// # Errors
     /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
@@ -93,10 +93,10 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of them.
-    /// Every rank makes this call at the same point with the ranks of its own group. Groups have no rank in common. If
-    /// one communicator fails, the stepper aborts all of them. Steppers make groups for [replicas of
-    /// shards](crate::StepperBuilder::shard_size).
+    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of the
+    /// given ranks. Every rank makes this call at the same point with the ranks of its own group. Groups have no rank
+    /// in common. If one communicator fails, the stepper aborts all its communicators. Steppers make groups for
+    /// [replicas of shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
     /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
@@ -111,15 +111,16 @@ pub trait Collective: Send + Sync {
     /// plan.
     ///
     /// # Errors
-    /// Returns the reason why the collective cannot serve the buckets. Building the stepper then fails with this error.
+    /// Returns the reason why the collective does not support the plan. Building the stepper then fails with this
+    /// error.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
-    /// Allocates `bytes` at `place` for a stepper's buckets, or returns `None` if the device's ordinary memory is as
-    /// good for this collective. A stepper calls this when it is built, after [`prepare`](Self::prepare), with the same
-    /// number of bytes on each rank. The stepper does not call it for borrowed memory, or for memory that is freed and
-    /// allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
+    /// Allocates `bytes` at `place` for a stepper's buckets, or returns `None` if special memory has no advantage for
+    /// this collective. A stepper calls this method when it is built, after [`prepare`](Self::prepare), with the same
+    /// number of bytes on each rank. The stepper does not call this method for borrowed memory, or for memory that is
+    /// freed and allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
     /// [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
@@ -140,7 +141,7 @@ pub trait Collective: Send + Sync {
     }
 
     /// Takes part in one collective. On the host device, this call may block the thread of the stream until all ranks
-    /// are done, and the result must be complete when it returns. On a GPU, this call only enqueues work on
+    /// are done, and the result must be complete when the call returns. On a GPU, this call only enqueues work on
     /// [`Call::stream`], and the result must be complete once the stream has passed that work. On a GPU, the call is
     /// made on the thread that calls the stepper, with the device's primary context current. Inside
     /// [`Stepper::capture`](crate::Stepper::capture) the stream is being captured. Replays of the captured graph do not
@@ -152,10 +153,10 @@ pub trait Collective: Send + Sync {
     /// [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Takes part in several collectives on one stream. They touch different memory, and have the same order on every
-    /// rank. An implementation may start the collectives together. The default starts them one after another, and a
-    /// wrapper may use the default. All ranks must start them in the same way. If you wrap a GPU's communicator on one
-    /// rank, therefore wrap it on all ranks.
+    /// Takes part in several collectives on one stream. The collectives access different memory, and have the same
+    /// order on every rank. An implementation may start the collectives together. The default starts them one after
+    /// another, and a wrapper may use the default. All ranks must start the collectives in the same way. Therefore, if
+    /// you wrap a GPU's communicator on one rank, wrap it on all ranks.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -166,10 +167,10 @@ pub trait Collective: Send + Sync {
         Ok(())
     }
 
-    /// Returns an error if one has occurred since `enqueue` returned. For example, another rank may be lost during a
-    /// sum on a GPU. The stepper makes this call while the host waits for the device, so the call must not block. The
-    /// communicator of [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) makes this call on its host collective to
-    /// detect failures.
+    /// Returns an error if a collective has failed after its `enqueue` returned. For example, another rank may be lost
+    /// during a sum on a GPU. The stepper makes this call while the host waits for the device, so the call must not
+    /// block. The communicator of [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) makes this call on its host
+    /// collective to detect failures.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).

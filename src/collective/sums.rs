@@ -11,24 +11,25 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 
 /// Selects who sums gradients over the ranks: a [`Collective`] or the caller. Every `Collective` converts to `Sums`, so
-/// you can pass one directly where a method takes `Sums`.
+/// you can pass a `Collective` directly to a method that takes `Sums`.
 ///
 /// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
 ///
-/// 1. Ask the stepper for the gradient of every parameter that is not frozen, and write it. On the host, ask with
-///    [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, ask with [`Stepper::ptr`](crate::Stepper::ptr). The stepper
+/// 1. Request the gradient of every parameter that is not frozen from the stepper, and write the gradient. On the host,
+///    use [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, use [`Stepper::ptr`](crate::Stepper::ptr). The stepper
 ///    does not zero gradients for you.
 /// 2. Sum the whole bucket over the ranks, in place. Do not divide, because the step divides by the number of ranks. If
 ///    your all-reduce averages, pass rank 0 and a world size of 1 to [`by_caller`](Self::by_caller).
-/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU, this call takes an event that you recorded
-///    after the sum. On the host, it takes a closure that returns once the sum is complete. On the host you may instead
-///    call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets
-///    in any order.
+/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU, pass an event that you recorded after the sum.
+///    On the host, pass a closure that returns once the sum is complete. On the host you may instead call
+///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
+///    any order.
 ///
 /// A bucket is stepped only after you hand it over. [`Stepper::finish`](crate::Stepper::finish) returns an error if you
-/// have not handed a bucket over, or have not asked for a gradient. Frozen and [unused](crate::Stepper::set_unused)
+/// have not handed a bucket over, or have not requested a gradient. Frozen and [unused](crate::Stepper::set_unused)
 /// parameters are exempt from both rules. If all parameters of a bucket are frozen or unused, you need not hand the
-/// bucket over. In that case, no sum of the bucket may be in progress when you finish the pass.
+/// bucket over. If you do not hand such a bucket over, no sum of the bucket may be in progress when you finish the
+/// pass.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
 /// Layout, options, learning rates, and the sets of frozen and unused parameters must be equal too. Otherwise the

@@ -2,7 +2,7 @@
 //!
 //! A failure is sticky: every later call fails too, because the failed call may have enqueued only a part of its work.
 //! A drop waits a short time for the GPU. If the GPU is still busy then, the object's memory is leaked. The object has
-//! a stream of its own, for allocations and for copies for which the host waits.
+//! its own stream for allocations and for blocking copies.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -17,7 +17,7 @@ pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// The object's name in errors.
     what: &'static str,
-    /// The object. Other files may access only those parts of it that no work on the GPU reads.
+    /// The object. Other files may access only parts of the object that no work on the GPU reads.
     pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
@@ -25,7 +25,7 @@ pub(crate) struct AnyStream<T> {
 
 struct LastUse {
     event: Event,
-    /// True if no event could be recorded after the last work. The end of that work is then unknown.
+    /// True if the event after the last work could not be recorded. The end of that work is then unknown.
     is_lost: bool,
     own: OwnedStream,
 }
@@ -54,7 +54,7 @@ impl<T> AnyStream<T> {
         }
     }
 
-    /// Calls `work`, which enqueues new work on `stream` after the object's last work. Then marks the end of the new
+    /// Calls `work`, which enqueues new work on `stream` after the object's last work. Then records the end of the new
     /// work, even if `work` has failed halfway. `work` also gets the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
@@ -79,8 +79,8 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to the host, as [`copy`](Self::copy) does. A failure of this copy is not sticky, because the copy changes
-    /// nothing on the GPU.
+    /// Copies to the host in the same order as [`copy`](Self::copy). A failure of this copy is not sticky, because the
+    /// copy changes nothing on the GPU.
     pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let _entered = Entered::new(&*self.driver)?;

@@ -1,9 +1,9 @@
 //! One bucket's launches on a GPU. Each call passes a stream and the addresses of the tensors.
 //!
 //! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a step
-//! first launches another kernel, which derives the update's scalars. In that case, the host also waits if it is eight
-//! steps ahead of the GPU. A failure is sticky, because the records and the settings may then belong to different
-//! steps.
+//! first launches another kernel, which derives the update's scalars. If the GPU counts the updates, the host also
+//! waits when it is eight steps ahead of the GPU. A failure is sticky, because the records and the settings may then
+//! belong to different steps.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -34,13 +34,13 @@ pub(crate) struct Bucket {
     engine: Engine,
     /// The records on the host, while the host counts updates.
     host: Option<HostRecords>,
-    /// The records that were on the host until their counts were sent to the GPU. They stay alive, because that copy
-    /// may still run.
+    /// The records that were on the host until their counts were sent to the GPU. These records stay alive, because the
+    /// copy to the GPU may still run.
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that a call adds to a launch. They are the tensors' addresses and, if needed, the address of another
-/// control block or the results of a Begin that ran on the host.
+/// The arguments that a call adds to a launch: the tensors' addresses and two optional arguments. These are the address
+/// of another control block, and the results of a Begin that ran on the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -48,8 +48,8 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch without the tensors' addresses. Its tables of tiles are made at the first call that passes an address for
-/// each parameter or gradient.
+/// A launch without the tensors' addresses. The launch's tables of tiles are made at the first call that passes an
+/// address for each parameter or gradient.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -100,13 +100,13 @@ impl BucketEngine {
         }
     }
 
-    /// Enqueues a step. It reads the control block at `control` or, with `None`, the bucket's own block. `scale` writes
-    /// the gradients' factors (divisor, loss scale, clip) into the arguments of Begin.
+    /// Enqueues a step. The step reads the control block at `control`, or the bucket's own block if `control` is
+    /// `None`. `scale` writes the gradients' factors (divisor, loss scale, clip) into the arguments of Begin.
     ///
     /// # Safety
-    /// The stream belongs to this device. The bases lead to the tensors in this device's memory. Nothing else touches
-    /// the tensors until the stream has passed the step. Until then, only steps touch the block at `control`, and
-    /// several steps may write this block at the same time.
+    /// The stream belongs to this device. `bases` has the addresses of the tensors, which are in this device's memory.
+    /// Nothing else touches the tensors until the stream has passed the step. Until then, only steps touch the block at
+    /// `control`, and several steps may write this block at the same time.
     pub(crate) unsafe fn step(
         &mut self,
         bases: &[Bases],
@@ -126,8 +126,8 @@ impl BucketEngine {
         })
     }
 
-    /// Enqueues work that adds the norm of the gradients to the control block at `control`. A Begin comes first if the
-    /// records are older than the settings (`is_stale`), or if they are on the host.
+    /// Enqueues work that adds the norm of the gradients to the control block at `control`. If the records are older
+    /// than the settings (`is_stale`) or are on the host, this call first enqueues a Begin.
     ///
     /// # Safety
     /// The stream and the bases meet the conditions of [`step`](Self::step).
@@ -182,7 +182,8 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// Begins an update on the GPU. First waits until the GPU has read the settings of eight updates ago.
+    /// Begins an update on the GPU. The host first waits until the GPU has read the settings of the update eight
+    /// updates ago.
     fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
             let DeviceMemory { driver, regions, .. } = &self.engine.memory;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 
-/// The kernels that do not belong to one optimizer.
+/// The names of the kernels that do not belong to a single optimizer.
 const COMMON: &str = "begin decide publish norm custom add cast";
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
@@ -27,7 +27,7 @@ pub struct BuiltKernels {
 /// Lists the GPU kernels of this build.
 ///
 /// # Errors
-/// `KernelsNotBuilt` if there are no kernels. The error says how to build them.
+/// `KernelsNotBuilt` if there are no kernels. The error says how to build the kernels.
 pub fn built_kernels() -> Result<BuiltKernels> {
     let images = images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),

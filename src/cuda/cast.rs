@@ -1,7 +1,7 @@
 //! Copies the trainer's own tensors to another type on a GPU, on the trainer's stream.
 //!
-//! A stepper converts its own tensors inside its steps. This file is for the inputs and outputs of a forward, which
-//! belong to no stepper.
+//! A stepper converts its own tensors inside its steps. This file converts the inputs and outputs of a forward pass,
+//! which belong to no stepper.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 
-/// A kernel that copies values to memory of another type. The values are inputs or outputs of a forward with a
+/// A kernel that copies values to memory of another type. The values are inputs or outputs of a forward pass with a
 /// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy).
 ///
 /// ```no_run
@@ -49,8 +49,8 @@ impl CastKernel {
         Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks: cuda.max_blocks })
     }
 
-    /// Copies `len` values. Each is rounded to the nearest value of the destination's type, with ties to even. A NaN
-    /// stays a NaN, but its bits may change. All other results are bit-identical to those of [`cast`](crate::cast).
+    /// Copies `len` values. Each value is rounded to the nearest value of the destination's type, with ties to even. A
+    /// NaN stays a NaN, but its bits may change. All other results are bit-identical to those of [`cast`](crate::cast).
     ///
     /// # Shapes
     /// Source and destination have `len` elements each. Both addresses are aligned to the size of an element.
@@ -62,7 +62,7 @@ impl CastKernel {
     /// `Layout` if an address is misaligned, `Device` if the driver refuses the launch.
     ///
     /// # Safety
-    /// Both addresses lead to `len` elements in memory of this GPU, and the two ranges do not overlap. Until the stream
+    /// Each address is that of `len` elements in this GPU's memory, and the two ranges do not overlap. Until the stream
     /// has passed the call, nothing else writes the source or touches the destination.
     pub unsafe fn cast(
         &self,

@@ -1,4 +1,4 @@
-//! Declares the memory that each op may touch. These claims are for a driver that checks a GPU's work against them.
+//! Declares the memory that each op may access, in a claim. A driver can check the GPU's work against the claims.
 //!
 //! A claim has the ranges of `Op::accesses`, and the ranges of the tables that only a GPU has. Only the software GPU of
 //! the tests checks claims (`judge.rs`). With any other driver, this file allocates nothing.
@@ -50,8 +50,8 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// Returns the segments that are frozen in this pass. In a capture, returns none: each replay has its own settings,
-    /// and may step any segment.
+    /// Returns the segments that are frozen in this pass. In a capture, returns no segments, because each replay has
+    /// its own settings and may step any segment.
     fn frozen(&self) -> Frozen {
         if self.is_capturing {
             return Frozen::default();
@@ -59,7 +59,8 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the addresses of the caller's loss scale and skip flag, each only if the span includes its field.
+    /// Returns the address of the caller's loss scale if the span includes the loss scale's field, and the address of
+    /// the caller's skip flag if the span includes the flag's field.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

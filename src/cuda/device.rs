@@ -37,7 +37,7 @@ pub struct CudaDevice {
     pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
-    /// For each bucket, the points at which its step stops, and ranks add up the norms of full parameters.
+    /// For each bucket, the points at which its step stops so that ranks can add up the norms of full parameters.
     stops: Vec<Vec<NormStop>>,
     /// Tiles of all steps, or `None` until the caller first moves a parameter.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,

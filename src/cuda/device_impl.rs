@@ -3,8 +3,8 @@
 //! `Device::wait` makes the trainer's stream wait, not the host. A read of data blocks the host until the trainer's
 //! stream has done its work and the copy. Every call makes the device current. Once the device has failed, no call does
 //! further work. If the caller's tensors move to other addresses, the arguments of launches change on the host, and
-//! tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses. Such a
-//! launch has its own copy of its arguments, and the optim stream changes a table only after that launch.
+//! tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses. Each of
+//! these launches has its own copy of its arguments, and the optim stream changes a table only after the launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -27,8 +27,8 @@ use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp, Words};
 
 impl CudaDevice {
-    /// Runs `work`, a copy for which the host waits, after the work that is on the trainer's stream. Fails in a
-    /// capture, because a graph cannot contain such a copy.
+    /// Runs `work`, a blocking copy, after the work that is on the trainer's stream. Returns an error in a capture,
+    /// because a graph cannot contain a blocking copy.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
             return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
@@ -92,8 +92,8 @@ impl Executor for CudaDevice {
         self.comms.agree(number)
     }
 
-    /// After a failure, a bucket that was being unsharded may have no memory. Its address is then null, and no code
-    /// uses it.
+    /// After a failure, a bucket that was being unsharded may have no memory. The bucket's address is then null, and no
+    /// code uses the address.
     fn resolve(&self, span: Span) -> *mut u8 {
         match self.engine.memory.find(span, Reader::Trainer) {
             None if self.failed.is_some() => std::ptr::null_mut(),

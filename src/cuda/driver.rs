@@ -49,13 +49,13 @@ pub struct Gpu {
     pub name: String,
 }
 
-/// A driver, bound to one device. Calls are made between [`enter`](Driver::enter) and [`leave`](Driver::leave), except
-/// calls that describe the device.
+/// A driver, bound to one device. All calls except those that describe the device are made between
+/// [`enter`](Driver::enter) and [`leave`](Driver::leave).
 ///
 /// # Safety
 /// The memory that an implementation allocates has the requested length, is aligned to 8 bytes, and lives until it is
-/// freed. The caller of an unsafe method passes only live handles of this driver, and addresses of as many bytes as the
-/// call says. The caller keeps memory alive until all enqueued work that touches it has ended.
+/// freed. The caller of an unsafe method passes only live handles of this driver, and addresses of memory with at least
+/// as many bytes as the call accesses. The caller keeps memory alive until all enqueued work that touches it has ended.
 pub unsafe trait Driver: Send + Sync {
     fn gpu(&self) -> &Gpu;
 
@@ -68,8 +68,8 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread. Returns true if the device was not current before. A call of
-    /// [`leave`](Driver::leave) must then follow.
+    /// Makes the device current on the calling thread. Returns true if the device was not current before. The caller
+    /// must then call [`leave`](Driver::leave) later.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
     fn leave(&self);
@@ -87,7 +87,7 @@ pub unsafe trait Driver: Send + Sync {
     /// Creates a stream that does not synchronize with the default stream. A lower number is a higher priority.
     fn create_stream(&self, priority: i32) -> Result<StreamHandle>;
     /// # Safety
-    /// The stream meets the trait's conditions. Work that is queued on it still runs.
+    /// The stream meets the trait's conditions. Work that is queued on the stream still runs.
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
@@ -108,9 +108,9 @@ pub unsafe trait Driver: Send + Sync {
     /// Allocates memory that exists once the stream has passed the call.
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     /// # Safety
-    /// The memory meets the trait's conditions. Earlier work on the stream may still use it.
+    /// The memory meets the trait's conditions. Earlier work on the stream may still use the memory.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
-    /// Allocates page-locked memory of the host, which the GPU reaches under the same address.
+    /// Allocates page-locked memory of the host, which the GPU accesses at the same address.
     fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>>;
     unsafe fn free_mapped(&self, memory: NonNull<u8>);
 
@@ -130,7 +130,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;
     /// Copies to the host after the work that is on the stream, and returns when the copy is done.
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()>;
-    /// Launches a kernel. Its only argument is the struct at `args`.
+    /// Launches a kernel. The kernel's only argument is the struct at `args`.
     ///
     /// # Safety
     /// The trait's conditions hold, and `args` is the struct that the kernel takes.

@@ -1,8 +1,8 @@
 //! What a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all kernels
 //! except the step kernels.
 //!
-//! An update that does not begin on the host begins with one launch. This launch opens the records with the current
-//! settings and derives the update's scalars. The engine's owner decides when and on which stream the launches run, and
+//! An update that does not begin on the host begins with one launch. This launch applies the current settings to the
+//! records and derives the update's scalars. The engine's owner decides when and on which stream the launches run, and
 //! when the memory may be freed.
 #![allow(unsafe_code)]
 
@@ -38,7 +38,8 @@ impl Engine {
         self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel. `args` is the kernel's struct of abi.h, and its addresses lead into this engine's memory.
+    /// Launches a kernel. `args` is the kernel's argument struct of abi.h. All its addresses are in this engine's
+    /// memory.
     pub(super) fn launch<Args>(
         &self,
         kernel: Kernel,

@@ -1,9 +1,10 @@
 //! The memory of sharded buckets while they are full on this GPU. The memory of the shards is separate.
 //!
-//! The address of a shard never changes. A full bucket has an address only from its all-gather to its release. Its
-//! memory is allocated and freed in the order of streams, so the host never waits (Zhao et al., VLDB 2023, "PyTorch
-//! FSDP"; CUDA's stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket while it
-//! exists. With offload, the host has the shard, and the GPU has the bucket only while it is full, from its upload on.
+//! The address of a shard never changes. A full bucket has an address only from its all-gather to its release. The
+//! memory of a full bucket is allocated and freed in stream order, so the host never waits (Zhao et al., VLDB 2023,
+//! "PyTorch FSDP"; CUDA's stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket
+//! while it exists. With offload, the host has the shard. The GPU then has memory of the bucket only from the bucket's
+//! upload to its release.
 
 use std::sync::Arc;
 
@@ -75,14 +76,14 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that contains this span, after the work that is on the stream that frees it.
-    /// If two spans of a bucket are released, the first release frees the memory of the full bucket.
+    /// Frees the memory of the full bucket that contains this span. The stream that frees the memory first runs all its
+    /// earlier work. If two spans of a bucket are released, the first release frees the memory of the full bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
     /// Returns the bytes of `memory` as if all its sharded buckets were full. The shard of a bucket that is full now
-    /// counts twice, because it lies in two places. The stepper subtracts the bytes that are not on this GPU now.
+    /// counts twice, because it is stored in two places. The stepper subtracts the bytes that are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -98,13 +99,14 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether the GPU has memory of this bucket only while the bucket is full. In that case the host has the
-/// bucket's shard.
+/// Returns whether the GPU has memory of this bucket only while the bucket is full. If so, the host has the bucket's
+/// shard.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }
 
-/// Returns the spans of the shards in `memory`. Buckets that the GPU has only while they are full are left out.
+/// Returns the spans of the shards in `memory`. The result does not include buckets that the GPU has only while they
+/// are full.
 fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
     let here = plan.buckets().iter().filter(|bucket| !is_resharded(bucket, plan));
     here.map(move |bucket| Span::shard(memory, bucket))
@@ -114,8 +116,8 @@ pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
     spans_of_shards(memory, plan).map(|span| span.bytes()).sum()
 }
 
-/// Returns the addresses of the shards in `memory`. The shards lie in `arena` one after the other, each at a multiple
-/// of 256 elements. Buckets that the GPU has only while they are full are left out.
+/// Returns the addresses of the shards in `memory`. The shards are stored in `arena` one after the other, each at a
+/// multiple of 256 elements. The result does not include buckets that the GPU has only while they are full.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address();
     let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);

@@ -1,4 +1,5 @@
-//! Runs a bucket's Begin on the host, and passes its results in the argument of a launch. A step is then one launch.
+//! Runs a bucket's Begin on the host, and passes the results in the arguments of the step's launch. A step then needs
+//! no separate launch for Begin.
 //!
 //! The host counts updates until the first call that it cannot count. Such a call needs a decision of the GPU (by a
 //! norm or a scaler), or its records differ too much to fit into an argument. A copy on the stream then moves the
@@ -38,7 +39,8 @@ pub(super) struct HostRecords {
 
 impl HostRecords {
     /// Makes the records for a step's launches. Returns `None` if there are too many records, or if the step has
-    /// several rounds. Also returns `None` if a launch needs values of control memory that are in no record.
+    /// several rounds. Also returns `None` if a launch needs values of control memory that are in no record, or if the
+    /// CPU kernels fail their self-test.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
@@ -83,7 +85,7 @@ impl HostRecords {
     }
 
     /// Begins and counts an update, and returns the decisions for its launches. If the update needs a decision of the
-    /// GPU, or its records do not fit into an argument, this counts nothing and returns `None`.
+    /// GPU, or its records do not fit into an argument, this call counts nothing and returns `None`.
     pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
         let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);

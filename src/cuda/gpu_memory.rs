@@ -4,8 +4,8 @@
 //! Allocations are stream-ordered, so freeing memory does not wait and does not affect a running kernel. Addresses
 //! leave this module only through `Regions`, which checks them. With offload, the host's control memory is page-locked.
 //! With `OffloadPolicy::pin_memory`, the host's parameters and gradients are page-locked too, because they are copied
-//! to or from the GPU. Optimizer states are the largest part, and stay pageable. The host's memory is freed only when
-//! the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! to or from the GPU. Optimizer states are the largest part of the host's memory, and stay pageable. The host's memory
+//! is freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -26,8 +26,8 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// Who asks for an address. A rank's shard of a full bucket lies in two places: ops access the shard's own memory, and
-/// the trainer accesses the full bucket.
+/// The code that requests an address. A rank's shard of a full bucket is stored in two places: ops access the shard's
+/// own memory, and the trainer accesses the full bucket.
 #[derive(Clone, Copy)]
 pub(super) enum Reader {
     Op,
@@ -115,7 +115,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Allocates only control memory and settings. The addresses of tensors come with each launch.
+    /// Allocates only control memory and settings. Each launch passes the addresses of its tensors.
     pub(super) fn without_tensors(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
@@ -228,7 +228,8 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 /// The host's memory for offloaded steps.
 #[derive(Default)]
 pub(super) struct HostMemory {
-    /// Whether parameters and gradients are page-locked. Control memory always is, and states never are.
+    /// Whether parameters and gradients are page-locked. Control memory is always page-locked, and states are never
+    /// page-locked.
     is_pinned: bool,
     stagger: Stagger,
     pinned: Vec<OwnedMapped>,

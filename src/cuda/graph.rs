@@ -1,4 +1,4 @@
-//! A pass as a CUDA graph, with all its overlap. It is captured once, and each replay is one launch.
+//! A pass as a CUDA graph, with all its overlap. The pass is captured once, and each replay is one launch.
 //!
 //! Every stream forks from the trainer's stream and joins it again, so the graph holds the same waits as the schedule.
 //! The graph's work reads from memory all values that change between passes (counts, learning rates, clip), so a replay
@@ -20,7 +20,7 @@ use crate::op::{STREAMS, Stream};
 pub struct CapturedPass {
     graph: OwnedGraph,
     /// The plan of the stepper that captured the pass. A replay compares the plan's address. This field keeps the plan
-    /// alive, so no later plan can have that address.
+    /// alive, so no later plan can get the same address.
     owner: Arc<Plan>,
     bindings: u64,
     /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
@@ -83,8 +83,8 @@ impl CudaDevice {
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }
 
-    /// Returns a function that ends the capture and discards the captured work. It does not use this device, because
-    /// the trainer may drop the stepper during the capture.
+    /// Returns a function that ends the capture and discards the captured work. The function does not use this device,
+    /// because the trainer may drop the stepper during the capture.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
         let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {

@@ -1,10 +1,9 @@
-//! Steps that the host runs for a GPU. Each op that the host runs is enqueued on its stream as a call of a function of
-//! this process.
+//! Steps that the host runs for a GPU. Each op that the host runs is enqueued on its stream as a host function.
 //!
-//! The driver makes these calls on a separate thread. On that thread, the host device's runner runs the op, so results
-//! have the same bits as on the host device. Events order these calls with copies and collectives, as they order
-//! kernels. The driver's thread must not make driver calls, so it only stores a failure. The trainer's thread finds the
-//! failure at its next call. (`cuLaunchHostFunc`; Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! The driver calls these functions on a separate thread. On that thread, the host device's runner runs the op, so
+//! results have the same bits as on the host device. Events order these functions with copies, collectives and kernels.
+//! The driver's thread must not make driver calls, so it only stores a failure. The trainer's thread finds the failure
+//! at its next call. (`cuLaunchHostFunc`; Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -38,7 +37,8 @@ pub(super) struct HostSteps {
     /// Whether the memory that is copied to or from the GPU is page-locked.
     pub(super) is_pinned: bool,
     shared: Arc<Shared>,
-    /// The calls that were enqueued. They live as long as the device, because a graph may repeat a call at any time.
+    /// The calls that were enqueued. The calls live as long as the device, because a graph may repeat a call at any
+    /// time.
     calls: HashMap<Action, Arc<HostCall>>,
 }
 
@@ -134,7 +134,8 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Returns whether the host is running an op. The GPU may then be waiting for this op, not for other ranks.
+    /// Returns whether the host is running an op. While the host runs an op, the GPU may be waiting for the host, not
+    /// for other ranks.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.is_busy.load(Ordering::Relaxed)
     }
@@ -149,7 +150,7 @@ impl Shared {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs an op. If an earlier op has failed, this does nothing.
+    /// Runs an op. If an earlier op has failed, this function does nothing.
     fn run(&self, op: &Op) {
         if self.failed().is_some() {
             return;
@@ -182,7 +183,7 @@ impl Shared {
 /// The function that the driver calls.
 ///
 /// # Safety
-/// The argument is a living [`HostCall`].
+/// The argument points to a [`HostCall`] that is alive.
 unsafe extern "C" fn run(argument: *mut c_void) {
     // SAFETY: guaranteed by the caller.
     let call = unsafe { &*argument.cast::<HostCall>() };

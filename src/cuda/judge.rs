@@ -1,4 +1,4 @@
-//! A driver's function that takes claims. A claim lists the bytes that the work of a stream may touch.
+//! A driver function that receives claims. A claim lists the bytes that the work of a stream may touch.
 //!
 //! Only the software GPU of the tests has this function, and only builds with debug assertions look it up. A claim
 //! covers the calls of one op, and ends when it is dropped.
@@ -9,11 +9,11 @@ use std::ptr;
 
 use crate::handle::StreamHandle;
 
-/// The type of the function. Its arguments are a stream, the name of the claimant, ranges, and the number of ranges. A
+/// The type of the function. The arguments are a stream, the name of the claimant, ranges, and the number of ranges. A
 /// null name ends the claim.
 pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
 
-/// A driver's function that takes claims.
+/// A driver function that receives claims.
 #[derive(Clone, Copy, Debug)]
 pub struct Judge(pub(super) Take);
 
@@ -41,7 +41,7 @@ impl Range {
     }
 }
 
-/// A claim on a stream's work. It ends when this value is dropped.
+/// A claim on a stream's work. The claim ends when this value is dropped.
 pub(super) struct Claim {
     judge: Judge,
     stream: StreamHandle,

@@ -19,13 +19,14 @@ pub(super) struct Kernels {
     pub(super) norm: Kernel,
     pub(super) add: Kernel,
     pub(super) cast: Kernel,
-    /// The step kernels. A key is the optimizer's row in the table of optimizers, and true for states of 8-bit codes.
+    /// The step kernels. A key has the optimizer's row in the table of optimizers, and a flag: whether the states are
+    /// 8-bit codes.
     steps: Vec<((u32, bool), Kernel)>,
     _module: OwnedModule,
 }
 
 impl Kernels {
-    /// Loads the kernels. `used` lists the optimizers, and for each whether its states are 8-bit codes.
+    /// Loads the kernels. `used` lists the optimizers by row, each with a flag: whether its states are 8-bit codes.
     ///
     /// # Errors
     /// `KernelsNotBuilt` if this build has no kernels, `Device` if the driver cannot load them.

@@ -1,8 +1,8 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
 //! A launch holds its arguments and its grid, so running it takes one driver call. A custom optimizer takes one further
-//! call per parameter, to the user's code. The addresses in the arguments lead into the stepper's memory, and that
-//! memory outlives the launches.
+//! call per parameter, to the user's code. The addresses in the arguments point into the stepper's memory, which
+//! outlives the launches.
 #![allow(unsafe_code)]
 
 use std::mem::{MaybeUninit, offset_of};
@@ -21,10 +21,10 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// If tiles move at least this many bytes on average, a block of a step takes one tile. Full tiles reach this size with
-/// 20 bytes per element or more. Most optimizers in f32 move that much. Each parameter's last tile is shorter, and
-/// lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks that run at the
-/// same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
+/// If tiles move at least this many bytes on average, each block of a step processes one tile. A full tile moves this
+/// many bytes if an element moves at least 19 bytes, as with most optimizers in f32. Each parameter's last tile is
+/// shorter, and lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks that
+/// run at the same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 38 << 10;
 
 /// The bytes that a block moves if tiles are smaller than [`LARGE_TILE_BYTES`], for example if all tensors are bf16. A
@@ -177,15 +177,15 @@ impl Grid {
 }
 
 /// Returns the number of blocks, at most `most`, that take equal shares of the tiles. Only the last share may be
-/// smaller. With exactly `most` blocks, the shares would not be smaller, and the last blocks might have no tile.
+/// smaller. A launch of exactly `most` blocks would have the same shares, and its last blocks might have no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
 /// Returns the number of blocks to launch. Each block's share of the tiles is then one large tile, or several smaller
-/// tiles that together move about [`SHARE_BYTES`]. If another kernel runs, such as NCCL's, it takes a part of the GPU's
-/// slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so the others do not
-/// wait long.
+/// tiles that together move about [`SHARE_BYTES`]. Another kernel that runs, such as NCCL's, occupies a part of the
+/// GPU's slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so the others do
+/// not wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };

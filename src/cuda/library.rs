@@ -1,6 +1,6 @@
 //! Finds NVIDIA's driver library and looks up its functions, before cudarc makes its first call.
 //!
-//! cudarc opens `libcuda.so`, or a versioned name such as `libcuda.so.1`. It panics if the library or a function is
+//! cudarc opens `libcuda.so`, or a versioned name such as `libcuda.so.1`. cudarc panics if the library or a function is
 //! missing. This module therefore looks for the library and for each function first, and returns an error that names
 //! the missing part. If `INSTEP_CUDA` names a file, this module opens that file first. cudarc then finds the file by
 //! its soname, the name inside the file. If cudarc finds another library instead, this module returns an error. A
@@ -9,10 +9,10 @@
 //! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
 //! cudarc was built, and a code that the enum lacks is undefined behaviour. [`Direct`] therefore declares some
 //! functions itself, with numbers as results. These functions start the driver, order or start a stream's work, ask
-//! whether the work has ended, or allocate memory for it. They are the first to report a fault on the device. The other
-//! functions make or free an object, copy, fill, call the host, or capture. They are called through cudarc, so one risk
-//! remains: a driver newer than the enum may return a code that the enum lacks. [`call`] converts their results to
-//! numbers at once, and never matches on the enum.
+//! whether the work has ended, or allocate memory for it. One of these functions is the first to report a fault on the
+//! device. The other functions make or free an object, copy, fill, call the host, or capture. This module calls the
+//! other functions through cudarc, so one risk remains: a driver newer than the enum may return a code that the enum
+//! lacks. [`call`] converts the results to numbers at once, and never matches on the enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -77,7 +77,8 @@ macro_rules! direct {
         /// The driver's functions that this file declares itself, with numbers as results.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
-            /// `cuStreamGetCtx_v2`, since CUDA 12.5. For a stream of a green context, it returns the primary context.
+            /// `cuStreamGetCtx_v2`, since CUDA 12.5. For a stream of a green context, this function returns the primary
+            /// context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
             capture_info: CaptureInfo,
             /// Checks work against claims. Only the software GPU of the tests has this function.
@@ -152,7 +153,7 @@ pub(super) struct PoolProps {
     pub(super) rest: [u64; 9],
 }
 
-/// `cuStreamGetCaptureInfo`. The results after the id are optional, and null leaves them out.
+/// `cuStreamGetCaptureInfo`. The results after the id are optional. A null pointer omits a result.
 enum CaptureInfo {
     V3(unsafe extern "C" fn(CUstream, *mut u32, *mut u64, Unused, Unused, Unused, Unused) -> i32),
     /// Drivers before CUDA 12.3 have only this function.
@@ -210,8 +211,8 @@ impl Direct {
         }
     }
 
-    /// Returns whether all work has ended that was on the stream when the event was last recorded. The host polls this
-    /// function, so no error value is made for the usual result, "not ready".
+    /// Returns whether the stream has finished all work that was enqueued before the event was last recorded. The host
+    /// polls this function, so no error value is made for the usual result, "not ready".
     ///
     /// # Safety
     /// The event is alive.
@@ -309,13 +310,13 @@ fn cudarcs_library() -> Option<&'static Library> {
     unsafe { is_culib_present().then(|| culib()) }
 }
 
-/// Returns true, because a program that is linked with the driver always has it.
+/// Returns true, because a program that is linked with the driver always has the driver's functions.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true
 }
 
-/// Returns the program itself. Its symbols include the symbols of a linked driver.
+/// Returns the program itself. The program's symbols include the symbols of a linked driver.
 #[allow(dead_code)]
 unsafe fn culib() -> &'static Library {
     Box::leak(Box::new(libloading::os::unix::Library::this().into()))
@@ -345,7 +346,7 @@ fn version(library: &Library) -> String {
     }
 }
 
-/// Looks up the function that takes claims, if this build has debug assertions.
+/// Looks up the function that receives claims, if this build has debug assertions.
 fn judge(library: &Library) -> Option<Judge> {
     if !cfg!(debug_assertions) {
         return None;

@@ -1,10 +1,10 @@
-//! The CUDA device. It runs ops as driver calls, with kernels that are embedded in this crate. Memory and streams
-//! belong to the library or to the caller.
+//! The CUDA device. This device runs ops as driver calls, with kernels that are embedded in this crate. Memory and
+//! streams belong to the library or to the caller.
 //!
 //! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead of the GPU. For each
-//! bucket, it enqueues a wait for the sum, a kernel (two for LAMB), and the recording of an event. Without feature
-//! `cuda`, or without a driver, every constructor returns an error that says so. As on the host device, the module
-//! `schedule` decides which ops may overlap, and `hazard` proves that the overlap is safe.
+//! bucket, the thread enqueues a wait for the sum, a kernel (two for LAMB), and the recording of an event. Without
+//! feature `cuda`, or without a driver, every constructor returns an error that names what is missing. As on the host
+//! device, the module `schedule` decides which ops may overlap, and `hazard` proves that the overlap is safe.
 
 mod any_stream;
 mod bucket;
@@ -42,7 +42,7 @@ mod waits;
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
-/// The version of cudarc that this crate uses. Its streams and events convert to [`StreamHandle`] and
+/// The version of cudarc that this crate uses. cudarc's streams and events convert to [`StreamHandle`] and
 /// [`EventHandle`](crate::EventHandle). Only these conversions use cudarc's types, because the types change often.
 #[cfg(feature = "cuda")]
 pub use cudarc;
@@ -121,9 +121,9 @@ impl Cuda {
     /// Fewer blocks leave more multiprocessors free for a concurrent backward. Too few blocks do not use the full
     /// memory bandwidth. With more blocks, each block ends sooner, so a kernel of higher priority waits less for a
     /// multiprocessor. `u32::MAX` gives each tile its own block. `instep bench --device cuda:0 --max-blocks` measures
-    /// the effect. By default, a block steps one tile if tiles move at least 38 KiB on average. Otherwise it steps
-    /// enough tiles to move about 224 KiB. If there are enough tiles, the launch has at least twice as many blocks as
-    /// can be resident at a time.
+    /// the effect. By default, a block steps one tile if tiles move at least 38 KiB on average. Otherwise, a block
+    /// steps enough tiles to move about 224 KiB. If there are enough tiles, the launch has at least twice as many
+    /// blocks as can be resident at a time.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

@@ -1,4 +1,5 @@
-//! A control block on a GPU for several buckets. Their norms are added to it, and their steps read it.
+//! A control block on a GPU for several buckets. The norms of the buckets are added to the block, and the steps of the
+//! buckets read the block.
 //!
 //! A call may name any stream. The work of a call waits for the work of the previous call (`any_stream.rs`).
 #![allow(unsafe_code)]

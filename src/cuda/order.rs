@@ -2,10 +2,10 @@
 //!
 //! A kernel of NCCL occupies the device until the other ranks run the same kernel. If two ranks start the kernels of
 //! two communicators in different orders, and a device has no room for both kernels, the ranks wait for each other
-//! forever. A newer NCCL starts kernels in the order of the calls ([`is_ordered`]). If NCCL does not, events order the
-//! calls: if the previous call belongs to another communicator, a call waits for it. All ranks make the calls in the
-//! same order, so a kernel waits only for kernels that every rank has enqueued before. (NCCL's implicit order does the
-//! same on drivers before CUDA 12.3.)
+//! forever. A newer NCCL starts kernels in the order of the calls ([`is_ordered`]). If NCCL does not order the calls,
+//! events do: a call waits for the previous call if that call belongs to another communicator. All ranks make the calls
+//! in the same order, so a kernel waits only for kernels that every rank has enqueued before. (On drivers before CUDA
+//! 12.3, NCCL's implicit order also makes each kernel wait for the previous kernel.)
 //!
 //! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
 //! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Calls of
@@ -20,13 +20,13 @@ use super::owned::{Event, capture_of};
 use crate::error::Result;
 use crate::handle::StreamHandle;
 
-/// The first NCCL version in which a communicator's configuration can order its calls with those of others. The next
-/// constant is the first version in which an environment variable can do this.
+/// The first NCCL version in which a communicator's configuration can order its calls with the calls of other
+/// communicators. The next constant is the first version in which an environment variable can order them.
 const ORDERS: u32 = 23100;
 pub(super) const ORDERS_BY_VARIABLE: u32 = 22600;
 
-/// Returns whether NCCL orders the calls of a communicator with those of others. A framework's communicator has the
-/// configuration that the framework chose. The environment variable overrides every configuration.
+/// Returns whether NCCL orders the calls of a communicator with the calls of other communicators. A framework's
+/// communicator has the configuration that the framework chose. The environment variable overrides every configuration.
 pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
     match variable("NCCL_LAUNCH_ORDER_IMPLICIT").as_deref().map(str::trim) {
         Some("1") => version >= ORDERS_BY_VARIABLE,
@@ -38,7 +38,8 @@ pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str)
 /// The calls of one device.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Whether events order the calls of all communicators of this device, because at least one needs it.
+    /// Whether events order the calls of all communicators of this device, because NCCL does not order the calls of at
+    /// least one communicator.
     pub(super) is_by_events: bool,
     /// The last call outside of captures, and the last call in a capture.
     last: [Option<Last>; 2],

@@ -1,9 +1,9 @@
-//! Streams, events, code, graphs and memory of a GPU. Each of them is freed with its last owner.
+//! Streams, events, code, graphs and memory of a GPU. Each object is freed when its last owner is dropped.
 //!
-//! A handle is alive as long as the value that owns it. A stream that is passed as a plain handle is alive too. It is
-//! owned by a value of this file, or it is the trainer's stream, which the caller has promised to keep alive. Queued
-//! work still runs after its handles are freed. Stream-ordered memory is freed after the work that is on its stream.
-//! The host does not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
+//! A handle is alive as long as the value that owns it. A stream that is passed as a plain handle is alive too. Such a
+//! stream is owned by a value of this file, or is the trainer's stream, which the caller has promised to keep alive.
+//! Queued work still runs after its handles are freed. Stream-ordered memory is freed after the work that is on its
+//! stream. The host does not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -48,7 +48,8 @@ impl<H: Copy> Drop for Owned<H> {
     }
 }
 
-/// An event. Its position is the stream's position at the last [`record`](Self::record). Clones share one event.
+/// An event. The event's position is the stream's position at the last [`record`](Self::record). Clones share one
+/// event.
 #[derive(Clone)]
 pub(crate) struct Event(Arc<Position>);
 
@@ -243,7 +244,7 @@ impl OwnedMapped {
         self.memory.handle
     }
 
-    /// Writes words from word `at` on. A kernel that reads at the same time may read a mix of old and new words.
+    /// Writes `words`, starting at word `at`. A kernel that reads at the same time may read a mix of old and new words.
     pub(super) fn write(&mut self, at: usize, words: &[u32]) {
         assert!((at + words.len()) * size_of::<u32>() <= self.bytes, "{at} and {} words", words.len());
         // SAFETY: the words are inside the memory, which is aligned to a page. `&mut self` excludes other accesses by

@@ -1,8 +1,8 @@
 //! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
-//! One ring takes settings to the GPU. The host writes a slot when it opens a pass, and the Begin of this pass reads
+//! One ring carries settings to the GPU. The host writes a slot when it opens a pass, and the Begin of this pass reads
 //! the slot. The host can therefore change a learning rate without a wait for earlier passes. The host never writes a
-//! slot that a Begin must still read. The other ring takes the status of passes to the host. After the last step of a
+//! slot that a Begin must still read. The other ring carries the status of passes to the host. After the last step of a
 //! pass, the GPU writes the status into a slot. Each slot of this ring has a seqlock.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct SettingsRing {
     /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with debug assertions update
     /// this field.
     pub(super) of_pass: Vec<u32>,
-    /// For each slot, the event after the Begin that reads it.
+    /// For each slot, the event that is recorded after the Begin that reads the slot.
     read: Vec<Event>,
     /// Number of Begins so far. This number selects the slot of the next Begin.
     pub(super) begun: u64,

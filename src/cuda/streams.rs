@@ -1,8 +1,9 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
-//! A ticket names a position on a stream. Each stream has a ring of events, and one of them marks the position. An
-//! event is recorded again only long after every wait for it was submitted. A wait that comes even later waits for a
-//! later position of the same stream, which is safe. All streams and events are made at construction.
+//! A ticket names a position on a stream. Each stream has a ring of events, and one event of the ring marks the
+//! position. An event is recorded again only long after every wait for it was submitted. A wait that is submitted after
+//! the event is recorded again waits for a later position of the same stream, which is safe. All streams and events are
+//! made at construction.
 
 use std::sync::Arc;
 

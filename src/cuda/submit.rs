@@ -76,8 +76,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns two spans of the bucket that an op makes full: the shard on this GPU, and the full bucket. The shard's
-    /// span is empty if the shard is on the host.
+    /// If an op makes a bucket full, returns two spans of this bucket: the shard on this GPU, and the full bucket. The
+    /// shard's span is empty if the shard is on the host.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];

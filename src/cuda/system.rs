@@ -5,9 +5,9 @@
 //! `CudaEvent` ask for the current context in every call. A program that uses these two types can still pass them by
 //! reference.
 //!
-//! The context is the device's primary context, which the CUDA runtime and every framework share. It is never released,
-//! because other code may have memory in it. After a call, the thread's previous context is current again. cudarc's
-//! `CudaContext` would leave its own context current.
+//! The context is the device's primary context, which the CUDA runtime and every framework share. The context is never
+//! released, because other code may have memory in it. After a call, the thread's previous context is current again.
+//! cudarc's `CudaContext` would leave its own context current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -160,7 +160,7 @@ unsafe impl Driver for System {
         self.direct.judge
     }
 
-    /// Pushes the context only if it is not current. On a trainer's thread it usually is current.
+    /// Pushes the context only if it is not current. On a trainer's thread, the context is usually current.
     fn enter(&self) -> Result<bool> {
         let (mut current, context) = (ptr::null_mut(), pointer(self.context));
         // SAFETY: the conditions of every call hold (see the impl).

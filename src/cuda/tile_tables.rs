@@ -1,11 +1,11 @@
 //! Tables of tiles for launches that get tensors at new addresses. The host writes the tiles to pinned memory, and a
 //! copy on the stream sends them to the GPU. Two pinned buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket for which each call passes an address for each parameter or gradient. A table is
-//! written again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
-//! parameters that have moved. Each launch has the same table before and after a move. New tiles are copied to the
-//! table after all ops that read the old addresses. The host waits only if addresses change faster than the GPU copies
-//! the tiles.
+//! [`TileTables`] are for a bucket if each call passes an address for each parameter or gradient. A table is written
+//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
+//! parameters that have moved. A launch uses the same table before and after a move. New tiles are copied to the table
+//! after all ops that read the old addresses. The host waits only if addresses change faster than the GPU copies the
+//! tiles.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
     bases: Vec<Bases>,
-    /// The two tables. Each has an event after the last launch that reads the table. Before the tables are freed, their
-    /// owner makes the stream that frees them wait for all launches.
+    /// The two tables. Each table has an event after the last launch that reads the table. The owner frees the tables
+    /// on a stream that first waits for all launches.
     tables: [(Arena, Event); 2],
     current: usize,
     staged: StagedTiles,
@@ -86,7 +86,7 @@ impl TileTables {
     }
 }
 
-/// The tiles of all launches of steps, bucket by bucket. They exist once a parameter has moved.
+/// The tiles of all launches of steps, bucket by bucket. These tiles exist once a parameter has moved.
 pub(super) struct MovingTiles {
     lists: Vec<Vec<InstepTile>>,
     staged: StagedTiles,
@@ -145,8 +145,8 @@ impl StagedTiles {
     /// Enqueues the copy of each list to its table, through the buffer that the last [`turn`](Self::turn) selected.
     ///
     /// # Safety
-    /// The tables are alive, and as long as their lists. The stream has waited for all work that reads the tables. All
-    /// lists together fit in the buffer.
+    /// The tables are alive, and each table is as long as its list. The stream has waited for all work that reads the
+    /// tables. All lists together fit in the buffer.
     unsafe fn send(
         &mut self,
         lists: impl IntoIterator<Item = (*const InstepTile, impl ExactSizeIterator<Item = InstepTile>)>,

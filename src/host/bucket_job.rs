@@ -1,8 +1,8 @@
 //! One launch of a bucket on a CPU, as a job of the thread pool. The launch's arguments and its table of tiles are
 //! built once.
 //!
-//! A stepper's job keeps the addresses of the stepper's memory. The job of a `BucketStep` gets addresses before each
-//! launch. Running a job allocates nothing.
+//! A stepper's job stores the addresses of the stepper's memory. The job of a `BucketStep` receives new addresses
+//! before each launch. Running a job allocates nothing.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -43,7 +43,7 @@ pub(crate) struct BucketJob {
     args: UnsafeCell<InstepStepArgs>,
     /// The addresses of each segment's tensors. The list is empty if the arguments hold the addresses.
     bases: Arc<SegmentBases>,
-    /// The table of tiles. It changes only together with the arguments.
+    /// The table of tiles. The table changes only together with the arguments.
     tiles: UnsafeCell<Vec<InstepTile>>,
     tile_count: usize,
     tiles_per_chunk: usize,
@@ -191,14 +191,14 @@ impl Chunks for BucketJob {
     }
 }
 
-/// The prefetch distance of a step in bytes: how far ahead of its loads it prefetches in each array.
+/// The prefetch distance in bytes: in each array, a step prefetches this far ahead of its loads.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
 /// If the stepped memory takes fewer bytes than this in total, it is assumed to be in a cache, where prefetches do not
 /// help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// The number of pairs of chunks that a launch compares before it decides whether to prefetch. It prefetches if
+/// The number of pairs of chunks that a launch compares before it decides whether to prefetch. The launch prefetches if
 /// prefetches were faster in at least `WINS` pairs.
 const PAIRS: u32 = 32;
 const WINS: u32 = 20;
@@ -208,7 +208,7 @@ const WINS: u32 = 20;
 pub(crate) enum Prefetches {
     Never,
     Always,
-    /// Each launch measures whether it is faster with prefetches. The answer depends on the CPU and the element types.
+    /// Each launch measures whether prefetches make it faster. The result depends on the CPU and the element types.
     WhereFaster,
 }
 
@@ -279,8 +279,8 @@ impl Trial {
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
     }
 
-    /// Compares a chunk's time with the time of the other chunk in its pair. If threads do this concurrently, the
-    /// choice may depend on a few pairs more or fewer.
+    /// Compares a chunk's time with the time of the other chunk in its pair. If threads call this function
+    /// concurrently, a few more or fewer pairs may be counted.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {

@@ -12,8 +12,8 @@ use crate::host::kernels::{Isa, Kernels};
 /// The widest kernels that this machine runs, if they pass their self-test.
 static KERNELS: LazyLock<Option<Kernels>> = LazyLock::new(|| Kernels::load(Isa::best()).ok());
 
-/// The number of elements that a cast between two 16-bit types converts through f32 at a time. They fit in the L1
-/// cache.
+/// The number of elements that a cast between two 16-bit types converts through f32 at a time. These elements fit in
+/// the L1 cache.
 const RUN: usize = 1024;
 
 /// Copies values to a slice of another type, rounded to the nearest, ties to even. Use it for the inputs and outputs of

@@ -1,9 +1,9 @@
-//! Runs a custom optimizer instead of a kernel. It calls the user's code once per parameter, on the thread of the optim
-//! stream.
+//! Runs a custom optimizer instead of a kernel. The user's code is called once per parameter, on the thread of the
+//! optim stream.
 //!
-//! Before these calls, `instruct` in control.h decides the action for each segment. It considers skipped passes, the
-//! counts in tail blocks, and frozen parameters. User code gets only slices of the launch's tiles, so the checker has
-//! checked every byte that user code touches.
+//! Before these calls, `instruct` in control.h decides the action for each segment. `instruct` considers skipped
+//! passes, the counts in tail blocks, and frozen parameters. User code gets only slices of the launch's tiles, so the
+//! checker has checked every byte that user code touches.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;

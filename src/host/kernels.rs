@@ -117,7 +117,7 @@ unsafe extern "C" {
     static instep_kernels_avx512: InstepKernels;
 }
 
-/// A build of the kernels for one instruction set. It runs on this machine and has passed its self-test.
+/// A build of the kernels for one instruction set. The build runs on this machine and has passed its self-test.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     isa: Isa,
@@ -156,7 +156,7 @@ impl Kernels {
         self.isa
     }
 
-    /// Runs the kernel `begin` on control memory. It derives the scalars of a pass.
+    /// Runs the kernel `begin` on control memory. The kernel derives the scalars of a pass.
     ///
     /// # Safety
     /// Every pointer in `args` is valid for the data that its field describes. Nothing else touches that memory during
@@ -228,8 +228,8 @@ impl Kernels {
         unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
     }
 
-    /// Adds elements `first..last` of all ranks' buffers as [`sum`](Self::sum) does, and writes the sums to `to`. `to`
-    /// may be the place of these elements in one of the buffers. If `to` is null, the sums go into every buffer.
+    /// Adds elements `first..last` of all ranks' buffers like [`sum`](Self::sum), and writes the sums to `to`. `to` may
+    /// point to these elements in one of the buffers. If `to` is null, the sums go into every buffer.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`. Nothing else writes this range of a buffer, and nothing else touches `to`.
@@ -289,7 +289,8 @@ impl Kernels {
     /// Stores f32 values at an address, rounded to nearest.
     ///
     /// # Safety
-    /// Source and destination are valid for `to.count` elements. They do not overlap, and nothing else touches them.
+    /// Source and destination are valid for `to.count` elements. Source and destination do not overlap, and nothing
+    /// else touches them.
     #[cfg(feature = "bench")]
     pub(crate) unsafe fn encode_at(&self, from: *const f32, to: &InstepStored) {
         // SAFETY: the entry exists in every build. The rest is the caller's contract.
@@ -303,15 +304,15 @@ impl Kernels {
     }
 }
 
-/// Loops that run at the speed of memory. The benches compare the speed of a step with them.
+/// Loops that run at the speed of memory. The benches compare the speed of a step with the speed of these loops.
 #[cfg(feature = "bench")]
 impl Kernels {
-    /// Moves as many bytes as a step does, with almost no computation: it reads `arrays[0]` and updates the other
-    /// arrays in place.
+    /// Moves as many bytes as a step, with almost no computation: reads `arrays[0]`, and updates the other arrays in
+    /// place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays. Each is valid for the range `elements`. Arrays do not overlap, and nothing else touches
-    /// this range of an array.
+    /// There are 2 to 5 arrays. Each array is valid for the range `elements`. Arrays do not overlap, and nothing else
+    /// touches this range of an array.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],
@@ -333,7 +334,7 @@ impl Kernels {
         }
     }
 
-    /// Reads these arrays and writes all of them except the first, as a step of an optimizer with two states does. No
+    /// Reads these arrays and writes all of them except the first, like a step of an optimizer with two states. No
     /// value changes.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;

@@ -32,8 +32,8 @@ const ALLOCATOR_ALIGNMENT: usize = 16;
 /// The page size to which short arenas are aligned, before their offset is added.
 const SMALL_PAGE: usize = 4096;
 
-/// The size of a huge page on x86-64 and aarch64. A step accesses whole arenas. With small pages, it would have a TLB
-/// miss at every page.
+/// The size of a huge page on x86-64 and aarch64. A step accesses whole arenas, so small pages would cost a TLB miss at
+/// every page.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// One allocation that contains an aligned range of bytes. The bytes are zero at first.
@@ -135,7 +135,7 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     Err(Error::unsupported("released memory", wrong, remedy))
 }
 
-/// Asks for huge pages. This is only advice: small pages work too.
+/// Asks for huge pages. The system may ignore this request, and small pages work too.
 fn advise_huge_pages(base: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -162,7 +162,8 @@ pub(crate) struct Memories {
     /// Keeps alive the memory that the communicator allocated.
     _lent: Vec<Allocation>,
     are_borrowed: bool,
-    /// The status of the last published pass. It is locked only for a copy, so a reader never waits for an op.
+    /// The status of the last published pass. The mutex is locked only during a copy, so a reader never waits for an
+    /// op.
     published: Mutex<Option<InstepStatus>>,
 }
 
@@ -385,7 +386,7 @@ impl Memories {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
-    /// Sets the published status to the one that another device has published last.
+    /// Sets the published status to the last status that another device has published.
     pub(crate) fn set_latest(&self, status: Option<InstepStatus>) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

@@ -1,7 +1,7 @@
 //! The CPU device: streams as threads, SIMD kernels on a shared pool, ranks in one process.
 //!
-//! CPU training, offloaded steps and every test use this device. It executes ops and is independent of modes:
-//! `schedule` decides which ops may overlap, and `hazard` proves that this is safe.
+//! CPU training, offloaded steps and every test use this device. The device executes ops and does not depend on modes:
+//! `schedule` decides which ops may overlap, and `hazard` proves that the overlap is safe.
 #![allow(unsafe_code)]
 
 pub(crate) mod bucket_job;

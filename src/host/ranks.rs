@@ -55,8 +55,8 @@ unsafe impl Send for Scratch {}
 /// core. A body that can fail with errors of another type returns its own `Result` inside `T`.
 ///
 /// # Errors
-/// `Config` for a world size of 0 or above 1024. Otherwise the error of the rank that failed first. A panic becomes
-/// [`Error::Rank`]. The other ranks end with an error within their deadline.
+/// `Config` for a world size of 0 or above 1024. Otherwise, returns the error of the rank that failed first. A panic
+/// becomes [`Error::Rank`]. The other ranks end with an error within their deadline.
 ///
 /// ```
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -146,14 +146,14 @@ impl InProcess {
     /// # Ordering
     /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
     /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
-    /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and each later pass waits for the pass
-    /// before it. Therefore begin the steppers' first passes in the same order on every rank. The order of later passes
-    /// may differ between ranks by one pass.
+    /// both ranks end with a `Deadline`. A stepper's first pass waits for all ranks, and each later pass waits for the
+    /// pass before it. Therefore begin the steppers' first passes in the same order on every rank. The order of later
+    /// passes may differ between ranks by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
-    /// split, other ranks' calls on that split end with `Deadline`. They end with `PeerLost` once the rank has dropped
-    /// all its communicators.
+    /// split, other ranks' calls on that split end with `Deadline`. Other ranks' calls end with `PeerLost` instead once
+    /// the rank has dropped all its communicators.
     ///
     /// ```
     /// use instep::{Adam, InProcess, Layout, Result, Stepper, in_process};
@@ -193,9 +193,9 @@ impl InProcess {
     }
 }
 
-/// Replaces the integers in every rank's buffer by their sum, maximum or minimum over the ranks, as `kind` says. `part`
-/// takes the count of integers, and returns the range that this call combines. Integers are accessed as bytes, because
-/// buffers may be unaligned.
+/// Replaces the integers in every rank's buffer by their sum, maximum or minimum over the ranks. `kind` selects which.
+/// `part` takes the count of integers, and returns the range that this call combines. Integers are accessed as bytes,
+/// because buffers may be unaligned.
 ///
 /// # Safety
 /// Every buffer is valid for `bytes` bytes. Buffers do not overlap, and nothing else touches this part of a buffer.

@@ -26,10 +26,10 @@ struct State {
     failure: Option<(u32, Error)>,
 }
 
-/// How many seats one rank has taken so far, and how many of these it has given up, over all splits.
+/// The number of seats that one rank has taken over all splits, and how many of these seats it has given up.
 #[derive(Clone, Copy, Default)]
 struct Member {
-    /// Number of seats that the rank has taken. Its next seat is in a split with this number.
+    /// Number of seats that the rank has taken. The rank's next seat is in a split with this `number`.
     taken: usize,
     /// Number of seats that the rank has given up.
     left: usize,
@@ -38,7 +38,7 @@ struct Member {
 /// A rank's entry in a meeting: the key and the raw addresses of its call.
 pub(crate) type Arrived = (CallKey, Addresses);
 
-/// One sequence of meetings of some ranks. Its lists are in the order of `ranks`.
+/// One sequence of meetings of some ranks. The lists of a split are in the order of `ranks`.
 struct Split {
     /// How many seats each rank of this split had taken before its seat here. Groups that ranks make at the same point
     /// have the same number.
@@ -65,7 +65,8 @@ pub(crate) struct Seat {
     /// The rank's index among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable. This clone can be reached without a lock.
+    /// The split's condition variable. The seat has this clone so that a thread can reach the variable without the lock
+    /// on the state.
     changed: Arc<Condvar>,
 }
 
@@ -227,7 +228,7 @@ impl State {
 }
 
 impl Member {
-    /// Returns whether the rank can never make a call again. Only a rank that has a seat can take another one.
+    /// Returns whether the rank can never make a call again. Only a rank that still has a seat can take a further seat.
     fn is_gone(self) -> bool {
         self.taken > 0 && self.left == self.taken
     }

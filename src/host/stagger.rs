@@ -16,8 +16,8 @@ const NEAR: u64 = 512;
 /// Starts are multiples of 256 bytes, so they are aligned for any vector.
 const GRAIN: u64 = 256;
 
-/// The starts within a page: those that were chosen, and those of the caller's memory. Each start has the number of
-/// bytes of its array.
+/// The starts within a page of the arrays that were placed here and of the caller's arrays, each with the array's
+/// number of bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Stagger {
     taken: Vec<(u64, u64)>,
@@ -31,7 +31,7 @@ impl Stagger {
     }
 
     /// Returns the offset in a page at which another array of `bytes` bytes should start. The offset aliases with the
-    /// fewest bytes of other arrays. Of all such offsets, it is the one with the largest distance to its neighbours.
+    /// fewest bytes of other arrays. Among such offsets, the returned offset is farthest from its nearest neighbour.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
@@ -44,8 +44,8 @@ impl Stagger {
     }
 }
 
-/// Returns the distance between two starts within a page. The end of the page counts as its beginning, and the shorter
-/// distance is returned.
+/// Returns the distance between two starts within a page. Positions wrap around at the end of the page, and the shorter
+/// of the two distances is returned.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -16,8 +16,8 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Streams call this only while they are built. The rank may come from user code, and
-    /// a panic in a later call would not be caught.
+    /// Returns the rank, for errors. Only `Streams::new` calls this function. The rank may come from user code, and a
+    /// panic in a later call would not be caught.
     fn rank(&self) -> u32;
 
     /// Returns the largest number of ops that one pass queues on a stream.
@@ -34,7 +34,8 @@ pub(crate) trait Run: Send + Sync + 'static {
     fn abort(&self, cause: &Error);
 }
 
-/// The state that the stepper and its stream threads share. The threads keep it alive until their queues are empty.
+/// The state that the stepper and its stream threads share. The threads keep this state alive until their queues are
+/// empty.
 pub(crate) struct Streams<E> {
     executor: E,
     rank: u32,

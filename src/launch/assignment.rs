@@ -4,8 +4,8 @@
 //! Each parameter has a list of optimizers. Round k consists of the k-th optimizers of all lists. In a round, a bucket
 //! needs one launch for each kernel. If all parameters have the same kind of optimizer, the bucket needs only one
 //! launch, even if the hyperparameters differ. The states of a round are numbered after the states of earlier rounds.
-//! This file has no addresses. It refuses element types that an optimizer does not support, and tensors that the device
-//! cannot reach.
+//! This file has no addresses. This file refuses element types that an optimizer does not support, and tensors that the
+//! device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,8 +52,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns two maximum norms. `Begin` clips by the previous pass's norm with the first. The decision of a pass or a
-    /// bucket clips with the second.
+    /// Returns two maximum norms. `Begin` uses the first to clip by the previous pass's norm. `Decide` uses the second
+    /// to clip by the norm of a pass or a bucket.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
@@ -94,8 +94,8 @@ struct Round {
     kernels: Vec<Kept>,
 }
 
-/// A kernel in a round, and its number of states. If several optimizers of the round use the kernel, this is the number
-/// of states of the optimizer with the most states.
+/// A kernel in a round, and its number of states. If several optimizers of the round use the kernel, `states` is the
+/// largest of their numbers of states.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -114,7 +114,7 @@ pub(crate) struct BucketLaunch {
     pub(crate) states: usize,
     pub(crate) first_state: usize,
     /// Whether this is the last launch that steps these segments. Some work happens only in a segment's last launch,
-    /// such as zeroing its gradient. If a step has no such work, this is `true` for every launch.
+    /// such as zeroing its gradient. If a step has no such work, this field is `true` for every launch.
     pub(crate) is_last: bool,
     /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -130,8 +130,8 @@ pub(crate) struct NormStop {
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the launches of a step that run after the stop before `stage` and before the stop with the index `stage`. If
-/// there is no stop with this index, the range extends to the end of the step.
+/// Returns the launches of one stage of a step. Stage 0 begins with the step, and each stop begins the next stage. The
+/// last stage extends to the end of the step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
@@ -248,8 +248,8 @@ impl Assignment {
         (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
     }
 
-    /// Returns a record's custom optimizer, the parameter's name, and the number of the optimizer's states. This number
-    /// was read at construction, so this function calls no user code.
+    /// Returns a record's custom optimizer, the parameter's name, and the number of the optimizer's states. The number
+    /// of states was read at construction, so this function calls no user code.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
@@ -350,13 +350,13 @@ impl Assignment {
         BucketLaunch { round, kernel, parts, states, first_state, is_last, segments: vec![segment] }
     }
 
-    /// Returns the parts of a bucket's step. There are two if norms scale the update.
+    /// Returns the parts of a bucket's step. A step has two parts if norms scale the update.
     pub(crate) fn parts(&self, plan: &Plan, bucket: u32) -> &'static [Part] {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns the points at which a sharded bucket's step stops, so that the ranks can add up norms. There is one such
-    /// point after each launch that computes norms.
+    /// Returns the points at which a sharded bucket's step stops, so that the ranks can add up norms. A step stops
+    /// after each launch that computes norms.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();
@@ -374,9 +374,9 @@ impl Assignment {
         stops
     }
 
-    /// Returns for each bucket whether its step can share a launch with the next bucket's step. Two buckets can share a
-    /// launch if their launches differ only in the segments, they are clipped together, and their states are adjacent
-    /// in memory.
+    /// Returns for each bucket whether its step can share a launch with the next bucket's step. Two buckets share a
+    /// launch only if their launches differ only in the segments, their storage and clip set are equal, and their
+    /// states are adjacent in memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // The caller's tensors are not adjacent in memory, and they may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
@@ -411,8 +411,8 @@ impl Assignment {
 }
 
 /// The smallest eps that is allowed with 8-bit codes. A block of second moments becomes zero if its largest value is
-/// below 2^-90 (`kernels/numeric/codes.h`). The square roots of such moments are below 2^-45, so eps must not be
-/// smaller than that.
+/// below 2^-90 (`kernels/numeric/codes.h`). The square roots of such moments are below 2^-45, so eps must be at least
+/// 2^-45.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";

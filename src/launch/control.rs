@@ -1,10 +1,10 @@
 //! Makes the arguments of the control ops `Begin` and `Decide`, and the contents of control memory before the first
 //! pass.
 //!
-//! The arguments are the same for every executor. From them, the kernels decide whether to clip or skip a step. Control
-//! memory has control blocks and records. Records are in the assignment's order: round by round, and in each round in
-//! the order of the plan's segments. Only this file checks a step count that is set from outside. It refuses a count
-//! that is too large. For NAdam, it refuses a count without the product of momenta.
+//! The arguments are the same for every executor. From these arguments, the kernels decide whether to clip or skip a
+//! step. Control memory has control blocks and records. Records are in the assignment's order: round by round, and in
+//! each round in the order of the plan's segments. Only this file checks a step count that is set from outside. This
+//! file refuses a count that is too large. For NAdam, it also refuses a count without the product of momenta.
 
 use std::ptr;
 
@@ -178,7 +178,7 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
 }
 
 /// The progress of a record: its number of updates, and a number that its optimizer carries from update to update. For
-/// NAdam, the carried number is the product of momenta. Without a carried number, it is 1.
+/// NAdam, the carried number is the product of momenta. If the optimizer carries no number, `carried` is 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -199,8 +199,8 @@ impl Progress {
     }
 }
 
-/// A parameter's number of updates. For an optimizer such as NAdam, it also has the number that the optimizer carries
-/// from update to update.
+/// A parameter's number of updates. For an optimizer such as NAdam, this struct also has the number that the optimizer
+/// carries from update to update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -223,8 +223,8 @@ impl StepCount {
     /// Counts must be below this number, so that they cannot overflow later.
     const END: u64 = 1 << 63;
 
-    /// Converts the count to a record's progress. `carries` says whether the parameter's optimizers need a
-    /// scalar of earlier passes, such as NAdam's product of momenta.
+    /// Converts the count to a record's progress. `carries` tells whether the parameter's optimizers need a scalar from
+    /// earlier passes, such as NAdam's product of momenta.
     ///
     /// # Errors
     /// `Config` for a count of 2^63 or more. If the optimizers carry a number: `Config` for a count above 0 without a

@@ -72,7 +72,8 @@ pub(crate) struct Counts {
     pub(crate) records: usize,
     /// The number of records with norms, for optimizers that scale the update by norms.
     pub(crate) norms: usize,
-    /// The number of control blocks of single buckets. It is above 0 only if each bucket is clipped separately.
+    /// The number of control blocks of single buckets. This number is above 0 only if each bucket is clipped
+    /// separately.
     pub(crate) bucket_controls: usize,
     /// Number of control blocks of clip sets after the first. A stepper has either these blocks or blocks of single
     /// buckets.
@@ -219,8 +220,8 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Divides a span at the ends of pieces, and returns the address and the length of each part. The parts do not
-    /// include bytes of the span after the end of the memory.
+    /// Divides a span at the ends of pieces, and returns the address and the length of each part. Bytes of the span
+    /// beyond the end of the memory are omitted.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
@@ -239,8 +240,8 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// Returns the address of the first control block after the pass's control block, and the number of control blocks
-    /// from there on. These are the blocks of single buckets, or of further clip sets.
+    /// Returns the address of the first control block after the pass's control block, and the number of these further
+    /// blocks. The further blocks belong to single buckets, or to further clip sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Step,
 }
 
-/// One launch for a bucket. Its arguments do not have the tiles' address yet, because the executor allocates the tiles.
+/// One launch for a bucket. The arguments do not have the tiles' address yet, because the executor allocates the tiles.
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
@@ -95,8 +95,8 @@ impl Launch {
             .collect()
     }
 
-    /// Makes a launch without addresses. Also returns the spans of the launch's tensors. Each span has a number: for a
-    /// state, its index among the states of the launch.
+    /// Makes a launch without addresses. Also returns the spans of the launch's tensors. Each span has a number: the
+    /// state's index among the states of the launch, or 0 for other tensors.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -181,8 +181,8 @@ impl Launch {
         self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
-    /// Sets the addresses of the arguments and tiles. They come from `spans`, which the race checker checks too. Each
-    /// tile gets the address of its own parameter, because parameters may be in separate memory.
+    /// Sets the addresses of the arguments and tiles. The addresses come from `spans`, which the race checker checks
+    /// too. Each tile gets the address of its own parameter, because parameters may be in separate memory.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
         let (first, mut params) = (Span::summed_in(Memory::Grads.of_step(plan), described).start, None);
@@ -226,8 +226,8 @@ pub(crate) fn rebind(
     kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
-/// Replaces the tiles' offsets or earlier addresses by the current addresses of their parameters. Calls `check` with
-/// each span before that. Returns whether any tile has changed.
+/// Replaces the tiles' offsets or earlier addresses by the current addresses of their parameters. Before each
+/// replacement, calls `check` with the span of the parameters. Returns whether any tile has changed.
 fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
     let (segments, mut has_changed) = (plan.segments().len() as u32, false);
     for of_segment in tiles.chunk_by_mut(|a, b| a.record == b.record) {
@@ -275,8 +275,8 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     }
 }
 
-/// Returns the seed of stochastic rounding. It differs between rounds. Otherwise two rounds would get the same random
-/// bits, because their updates have the same number.
+/// Returns the seed of stochastic rounding. It differs between rounds. With equal seeds, two rounds would get the same
+/// random bits, because their updates have the same number.
 fn seed(storage: &Storage, round: usize) -> u64 {
     match storage.precision.rounding {
         Rounding::Nearest => 0,

@@ -11,7 +11,7 @@ use crate::layout::{Precision, SegmentAction, Storage};
 /// The sizes at which buckets are closed, in bytes of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
-    /// The cap of the first bucket. It is small, so that communication starts early.
+    /// The cap of the first bucket. A small first bucket lets communication start early.
     pub first_bytes: u64,
     /// The cap of every later bucket.
     pub rest_bytes: u64,
@@ -28,24 +28,24 @@ impl Default for BucketCaps {
 /// sums the counts over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
-    /// Whether to count, per segment, the ranks that had a gradient for it.
+    /// Whether to count, for each segment, the ranks that had a gradient for the segment.
     pub used: bool,
     /// Whether to count the ranks that had data.
     pub contributors: bool,
 }
 
-/// What happens to a gradient after its parameter's step. If a parameter's [action](SegmentAction) is not `Step`, the
-/// choice does not apply to its gradient. The choice never changes the bits of a step.
+/// What happens to a gradient after its parameter's step. This option applies only to parameters with the
+/// [action](SegmentAction) `Step`. The option never changes the bits of the stepped parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// The gradient remains the sum over ranks. It is not divided by the number of ranks, and it is not clipped.
+    /// The gradient remains the sum over ranks, without division by the number of ranks and without clipping.
     #[default]
     Keep,
     /// The step's launch overwrites the gradient with zeros, even in a skipped pass.
     Zero,
     /// The step's launch overwrites the gradient with the value that the optimizer used. This value is the mean over
-    /// ranks, divided by the loss scale and clipped, and rounded once to the gradient's type. `.grad` has this value in
-    /// PyTorch after `unscale_` and `clip_grad_norm_`. A skipped pass writes this value too, as in PyTorch.
+    /// ranks, divided by the loss scale, clipped, and rounded once to the gradient's type. In PyTorch, `.grad` has the
+    /// same value after `unscale_` and `clip_grad_norm_`. As in PyTorch, a skipped pass overwrites the gradient too.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
     /// read afterwards.
@@ -61,16 +61,16 @@ pub struct Segment {
     pub bucket: u32,
     /// Offset in the arenas of parameters and states, a multiple of 256.
     pub start: u64,
-    /// Offset in the arena of gradients. It equals the offset in the arenas of parameters and states, unless the bucket
-    /// is foreign.
+    /// Offset in the arena of gradients. Unless the bucket is foreign, this offset equals [`start`](Self::start).
     pub grad_start: u64,
     /// Number of elements, without padding.
     pub len: u64,
-    /// Index of the segment's first element in the layout. It is the sum of the lengths of all parameters that were
-    /// registered earlier. For a shard of [rows](crate::ForeignBucket::rows), it is the argument `first` of `rows`.
+    /// Index of the segment's first element in the layout: the sum of the lengths of all parameters that were
+    /// registered earlier. For a shard of [rows](crate::ForeignBucket::rows), the index is the argument `first` of
+    /// `rows`.
     pub element: u64,
-    /// Number of elements of a row, if each row begins a new block of 8-bit states. Otherwise 0. If the number is not
-    /// 0, each row starts at a multiple of 256 elements in the states, and in all tensors with the layout of the
+    /// Number of elements of a row, if rows are padded to whole blocks of 8-bit states, and otherwise 0. If `row` is
+    /// not 0, each row starts at a multiple of 256 elements in the states, and in all tensors with the layout of the
     /// states.
     pub row: u64,
     /// What a step does with the segment.
@@ -112,23 +112,23 @@ impl Segment {
 pub struct Bucket {
     /// Offset in the arena of gradients.
     pub start: u64,
-    /// Number of elements, including tail and padding. Unless the bucket is foreign, the number is a multiple of 256
-    /// times the number of shards.
+    /// Number of elements, including tail and padding. Unless the bucket is foreign, `len` is a multiple of 256 times
+    /// the number of shards.
     pub len: u64,
     /// The bucket's range in the arenas of parameters and states.
     pub params: Range<u64>,
-    /// The part of `params` that this rank steps and has states for. This is all of `params`, unless the plan is
-    /// [sharded](crate::layout::Plan::sharded).
+    /// The part of `params` that this rank steps and has states for. Unless the plan is
+    /// [sharded](crate::layout::Plan::sharded), `shard` equals `params`.
     pub shard: Range<u64>,
     /// The bucket's segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
     pub segments: Range<u32>,
-    /// The range of the tail block. The range is empty without tails.
+    /// The range of the tail block, or an empty range if the bucket has no tail block.
     pub tail: Range<u64>,
-    /// Offset of the element that counts contributing ranks. It is the first element of the tail block.
+    /// Offset of the element that counts contributing ranks. The tail block starts with this element.
     pub contributors: Option<u64>,
-    /// Whether the bucket holds local parameters, so that no collective touches it.
+    /// Whether the bucket holds local parameters. No collective touches such a bucket.
     pub is_local: bool,
-    /// The storage of all the bucket's parameters.
+    /// The [`Storage`] that all parameters of the bucket have in common.
     pub storage: Storage,
     /// The clip set of the bucket's parameters. The parameters of one clip set are clipped together. Set 0 is clipped
     /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
@@ -147,7 +147,7 @@ pub(crate) struct FirstBytes {
     pub(crate) state: u64,
     pub(crate) scales: u64,
     pub(crate) ema: u64,
-    /// The offset in the host's memory for parameters, with offload.
+    /// With offload, the offset in the host's memory for parameters.
     pub(crate) host_params: u64,
     pub(crate) host_grads: u64,
     pub(crate) sums: u64,
@@ -179,7 +179,7 @@ impl Bucket {
         self.start..self.tail.start
     }
 
-    /// Returns the number of elements of all shards.
+    /// Returns the number of elements of all shards together.
     pub(crate) fn shared_len(&self) -> u64 {
         self.tail.start - self.start
     }
@@ -195,15 +195,15 @@ impl Bucket {
         inside(shard.start)..inside(shard.end)
     }
 
-    /// Returns the number of elements of the bucket's gradients in the host's memory. They are this rank's sums, the
-    /// counts of ranks, and padding.
+    /// Returns the number of elements of the bucket's gradients in the host's memory. This memory holds this rank's
+    /// sums, the counts of ranks, and padding.
     pub(crate) fn host_grads_len(&self) -> u64 {
         let summed = self.summed();
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Converts an element's number in the arena to its offset in the host's memory for the bucket's gradients. The
-    /// element is a gradient, or the number of ranks that used a parameter.
+    /// Converts an offset in the arena of gradients to an offset in the host's memory for the bucket's gradients. The
+    /// element at this offset is a gradient, or a count in the tail block.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {
@@ -215,7 +215,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the offset of a gradient in the accumulated sums of micro-batches. A local bucket has no such sums.
+    /// Returns the offset of a gradient in the accumulated sums of micro-batches. A local bucket has no accumulated
+    /// sums.
     pub(crate) fn sum_at(&self, element: u64) -> u64 {
         let summed = self.summed();
         if self.is_local { 0 } else { element.clamp(summed.start, summed.end) - summed.start }
@@ -239,7 +240,7 @@ impl Bucket {
     }
 }
 
-/// The options by which a plan was cut into buckets.
+/// The options with which a layout was cut into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) world_size: u32,

@@ -1,11 +1,11 @@
 //! Cuts a layout into buckets, for given bucket caps and a world size.
 //!
 //! A bucket holds parameters of one precision and one clip set, up to a cap. Parameters are added in a given order. As
-//! in DDP, each kind of parameter has its own open bucket. A bucket closes at the parameter that reaches the cap.
-//! Buckets are in the order of their last parameters. Backward completes buckets in this order. Every segment starts at
-//! a multiple of 256 elements, and every bucket is padded to a multiple of 256 times the number of shards. Shards, norm
-//! leaves and vectors are therefore aligned for any cap. Every sum and product is checked, and a plan of 2^56 elements
-//! or more is an error.
+//! in DDP, each combination of precision and clip set has its own open bucket. A bucket closes at the parameter that
+//! reaches the cap. Buckets are in the order of their last parameters, which is the order in which backward completes
+//! them. Every segment starts at a multiple of 256 elements, and every bucket is padded to a multiple of 256 times the
+//! number of shards. Shards, norm leaves and vectors are therefore aligned for any cap. Every sum and product is
+//! checked, and a plan of 2^56 elements or more is an error.
 
 use std::ops::Range;
 
@@ -21,9 +21,9 @@ impl Plan {
     /// precisions never share a bucket. Buckets are in the order in which backward completes them.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero, if a [precision](crate::Precision) has no kernel, or if the
-    /// gradients' type cannot count that many ranks. `Layout` if a parameter's own type does not fit its precision, or
-    /// if the padded buckets hold 2^56 elements or more.
+    /// `Config` if a cap or the world size is zero, if a [precision](crate::Precision) has no kernel, or if `tails`
+    /// asks for counts and the gradients' type cannot represent all counts up to the world size. `Layout` if a
+    /// parameter's own type does not fit its precision, or if the padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
         world_size: u32,
@@ -58,13 +58,13 @@ impl Plan {
     ///
     /// # Errors
     /// `Config` if the rank is not below the world size. `Layout` if the buckets hold 2^56 elements or more.
-    /// `Unsupported` if the buckets are the caller's.
+    /// `Unsupported` if the caller chose the buckets.
     pub fn sharded(&self, layout: &Layout, rank: u32) -> Result<Plan> {
         self.sharded_among(layout, rank, self.cut.map_or(1, |cut| cut.world_size))
     }
 
-    /// Shards the same buckets inside groups of `shards` neighbouring ranks, as [`sharded`](Self::sharded) does over
-    /// all ranks. Ranks with the same index in their groups have the same shard.
+    /// Returns a plan like that of [`sharded`](Self::sharded), but with buckets sharded inside groups of `shards`
+    /// neighbouring ranks. Ranks with the same index in their groups have the same shard.
     ///
     /// # Errors
     /// Errors as for [`sharded`](Self::sharded). `Config` if the world size is not a multiple of `shards`.
@@ -87,12 +87,12 @@ impl Plan {
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
-    /// Cuts the same layout again, by the same caps. Buckets are filled with the parameters in the given order. `order`
-    /// is a list of registration indices.
+    /// Cuts `layout` again with the caps of this plan, and fills buckets with the parameters in the given order.
+    /// `order` is a list of registration indices.
     ///
     /// # Errors
     /// `Layout` if `order` does not name each parameter exactly once, or if the buckets hold 2^56 elements or more.
-    /// `Unsupported` if the buckets are the caller's.
+    /// `Unsupported` if the caller chose the buckets.
     pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
         let Some(cut) = self.cut else {
             let wrong = "buckets that the caller owns cannot be reordered";

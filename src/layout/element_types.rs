@@ -1,8 +1,9 @@
-//! Element types of every tensor, and the precision of each parameter. There is a default precision, and groups and
-//! single parameters may have another.
+//! Element types of every tensor, and the precision of each parameter. Groups and single parameters may have another
+//! precision than the default.
 //!
-//! Arithmetic is f32 for every storage type. A value is rounded once, when it is stored. This module refuses a
-//! combination without a kernel before any step. The error names the option, the group or the parameter.
+//! Arithmetic is f32 for every storage type. A value is rounded once, when it is stored. This module rejects a
+//! combination of types that no kernel supports, before any step runs. The error names the option, the group or the
+//! parameter.
 
 use std::collections::HashMap;
 
@@ -14,8 +15,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
-/// How the low bits of a 16-bit parameter's f32 value are stored. If they are stored, small updates are not lost. The
-/// discriminants are the kernels' constants.
+/// How the low bits of a 16-bit parameter's f32 value are stored. Stored low bits preserve updates that are too small
+/// for 16 bits. The discriminants equal the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
@@ -29,14 +30,14 @@ pub enum Master {
     /// bits as with [`F32`](Self::F32). The low bits are stored as a remainder:
     /// `bits(master) - (bits(parameter) << 16)`. The remainder is a signed number of 16 bits (two's complement), 2
     /// bytes per element. If the parameter was rounded away from zero, the remainder is negative, and the upper 16 bits
-    /// of the master value are not the parameter.
+    /// of the master value differ from the parameter.
     Remainder16 = INSTEP_MASTER_REMAINDER16,
     /// Like [`Remainder16`](Self::Remainder16), but each master value is first rounded to a fraction of 15 bits. The
-    /// lower 8 bits of its remainder are then zeros. Only the upper 8 bits are stored, 1 byte per element.
+    /// lower 8 bits of the remainder are then zeros. Only the upper 8 bits are stored, 1 byte per element.
     Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 
-/// Storage of optimizer states. The discriminants are the kernels' constants.
+/// Storage of optimizer states. The discriminants equal the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Moments {
@@ -49,24 +50,24 @@ pub enum Moments {
     BF16 = INSTEP_MOMENTS_BF16,
     /// An 8-bit code per element, and an f32 scale per block of 256 elements. The first block begins at the start of
     /// the parameter. With rounding to nearest, an average does not change if a step would change it by less than half
-    /// the gap between two codes. Near the largest value of the block, half the gap is about 1/125 of the value. A
-    /// second moment with decay rate 0.999 then falls too late, and steps are too small until it falls. Use
-    /// [stochastic](Rounding::Stochastic) rounding, because it does not change the mean. An eps below 2^-45 is refused,
-    /// because second moments of that size become zero.
+    /// the gap between two neighbouring codes. Near the largest value of the block, half the gap is about 1/125 of the
+    /// value. A second moment with decay rate 0.999 then falls too late, and steps are too small until it falls. Use
+    /// [stochastic](Rounding::Stochastic) rounding, because it does not change the mean. Second moments below 2^-90 may
+    /// become zero, so an eps below 2^-45 is refused.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
-/// How values are rounded if they are stored in fewer bits than f32. Such values are parameters without a master,
-/// [24-bit masters](Master::Remainder8) and states.
+/// How values are rounded if they are stored in fewer bits than f32. Such values are states of 16 or 8 bits, [24-bit
+/// masters](Master::Remainder8), and 16-bit parameters without a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// Rounds to the nearest value, ties to even.
     #[default]
     Nearest,
     /// Rounds up or down at random, so that the expected result is the exact value. The random bits depend on the seed,
-    /// the parameter's number of updates and the element's place in the layout. They do not depend on buckets, ranks,
-    /// threads or device. The result therefore has the same bits everywhere, and a resumed run has the bits of an
-    /// uninterrupted run.
+    /// the parameter's number of updates and the element's place in the layout. The random bits do not depend on
+    /// buckets, ranks, threads or device. The result therefore has the same bits everywhere, and a resumed run has the
+    /// bits of an uninterrupted run.
     Stochastic {
         /// The seed of the random bits. It must be the same on all ranks.
         seed: u64,
@@ -75,10 +76,11 @@ pub enum Rounding {
 
 /// Element types of one stepper's tensors.
 ///
-/// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs at least one kind
-/// of tensor that it rounds: bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states
-/// that are not f32. Stochastic rounding is refused for f16 parameters without a master. [Adadelta](crate::Adadelta)
-/// and [Rprop](crate::Rprop) refuse states in 8 bits, and centered [RMSprop](crate::RmsProp) takes only f32 states.
+/// A master requires 16-bit parameters, and a remainder requires bf16 parameters. Stochastic rounding requires at least
+/// one kind of tensor that it rounds: bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or
+/// states that are not f32. Stochastic rounding is refused for f16 parameters without a master.
+/// [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse 8-bit states, and centered [RMSprop](crate::RmsProp)
+/// supports only f32 states.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -165,7 +167,7 @@ pub struct Storage {
     pub precision: Precision,
     /// The type of a copy of each parameter, if there is one.
     pub copy: Option<DType>,
-    /// Whether an exponential moving average of each parameter is kept, in f32.
+    /// Whether each parameter has an exponential moving average in f32.
     pub ema: bool,
 }
 
@@ -206,12 +208,12 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout. It consists of a default and the precisions of single groups. This struct
-/// also has the group clips, because all parameters of a bucket must have one precision and be clipped together.
+/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also has the
+/// group clips, because all parameters of a bucket must have one precision and be clipped together.
 ///
-/// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
-/// rest of its group's precision applies as far as that type allows. If its own type is f32, the parameter has no
-/// [master](Master), and values that lose no bits are not rounded stochastically.
+/// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. All
+/// other fields of its group's precision still apply, with one exception. An f32 parameter has no [master](Master), and
+/// only states that lose bits are rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
     common: Storage,
@@ -236,7 +238,7 @@ pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
     /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
-    /// The `max_norm` of each clip set except set 0. `None` for a set that is not clipped.
+    /// The `max_norm` of each clip set except set 0, or `None` for a set that is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -423,7 +425,7 @@ pub struct MixedPrecisionPolicy {
 }
 
 impl Default for MixedPrecisionPolicy {
-    /// A policy in which every type is the parameters' original type.
+    /// Returns the policy in which every type is the parameters' original type.
     fn default() -> Self {
         MixedPrecisionPolicy {
             param_dtype: None,

@@ -1,7 +1,8 @@
 //! A plan of one bucket. Parameters and states have the same offsets as gradients.
 //!
-//! This module depends only on the layout. Nothing is padded, so a framework's flat buffers fit as they are. Such a
-//! plan has only the bucket's parameters, in the order of their offsets. No schedule uses such a plan.
+//! This module depends only on the layout. Gradients and parameters get no padding, so a framework's flat buffers can
+//! be used without a copy. A flat plan has only the bucket's parameters, in the order of their offsets. No schedule
+//! uses a flat plan.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;

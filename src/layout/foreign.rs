@@ -1,7 +1,7 @@
 //! Buckets with offsets that the caller has chosen.
 //!
-//! This file has only offsets. The stepper has the addresses. Gradients have the caller's offsets. Parameters and
-//! states have the plan's offsets. A foreign bucket has no tail block, so it counts no ranks.
+//! This file has only offsets. The stepper has the addresses. The caller chooses the offsets of gradients. The plan
+//! computes the offsets of parameters and states. A foreign bucket has no tail block, so it counts no ranks.
 
 use std::collections::HashSet;
 
@@ -45,9 +45,9 @@ impl ForeignBucket {
     /// 8-bit states crosses the end of a row.
     ///
     /// # Shapes
-    /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. A row
-    /// of 300 elements takes the space of 512 elements, and two scales. Parameters and gradients have no gaps between
-    /// rows.
+    /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. For
+    /// example, a row of 300 elements occupies the space of 512 elements and has two scales. Parameters and gradients
+    /// have no gaps between rows.
     pub fn rows(mut self, id: ParamId, row: usize, first: u64) -> ForeignBucket {
         self.rows.push((id, Rows { row: row as u64, first }));
         self
@@ -91,7 +91,7 @@ impl ForeignBucket {
     /// Returns the properties that all parameters of the bucket have in common.
     ///
     /// # Errors
-    /// `Layout` if the parameters differ in one of them.
+    /// `Layout` if the parameters differ in one of these properties.
     pub(super) fn kind(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Kind> {
         let mut of_all: Option<(usize, Kind)> = None;
         for (id, _) in &self.gradients {
@@ -212,8 +212,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns whether these are the plan's buckets. They must have the same gradients, in the same order and at the
-    /// same offsets.
+    /// Returns whether the plan has exactly these buckets, with the same gradients in the same order and at the same
+    /// offsets.
     pub(crate) fn has_foreign<'a>(
         &self,
         layout: &Layout,

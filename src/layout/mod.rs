@@ -27,17 +27,17 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
-/// What a step does with a parameter. The discriminants are the kernels' constants.
+/// What a step does with a parameter. The discriminants equal the kernels' constants.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {
     /// Applies the optimizer.
     #[default]
     Step = INSTEP_ACTION_STEP,
-    /// Multiplies the reduced gradient by 1/world_size in place, even in a skipped pass. This is for parameters that
-    /// another optimizer updates. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide
-    /// it by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
-    /// skip.
+    /// Multiplies the reduced gradient by 1/world_size in place, even in a skipped pass. Use this action for parameters
+    /// that another optimizer updates. The result is the unclipped gradient of the *scaled* loss: your optimizer must
+    /// divide it by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never
+    /// causes a skip.
     Average = INSTEP_ACTION_AVERAGE,
     /// Touches nothing: the gradient stays the sum over ranks, and the parameter does not change.
     Leave = INSTEP_ACTION_LEAVE,
@@ -50,13 +50,13 @@ pub struct Parameter {
     pub name: String,
     /// Number of elements. It may be zero.
     pub len: u64,
-    /// Dimensions. Their product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
-    /// others.
+    /// Dimensions. Their product is the length. Unless [`shape`](LayoutBuilder::shape) sets dimensions, a parameter has
+    /// one dimension.
     pub shape: Vec<u64>,
     /// The type of the parameter and its gradient, if it differs from the group's [precision](Precision).
     pub dtype: Option<DType>,
-    /// The number of times that the gradient is handed over in one pass. It is 1, or the number of places in the model
-    /// that share the parameter.
+    /// The largest number of hand-overs of the gradient in one pass: 1, or the number of places in the model that share
+    /// the parameter.
     pub uses: u32,
     /// What a step does with the parameter.
     pub action: SegmentAction,
@@ -136,8 +136,8 @@ impl LayoutBuilder {
         self
     }
 
-    /// Sets the dimensions of the parameter added last. [Checkpoints](crate::checkpoint) store them, and nothing else
-    /// depends on them: layouts that differ only in shapes have the same [fingerprint](Layout::fingerprint).
+    /// Sets the dimensions of the parameter added last. [Checkpoints](crate::checkpoint) store the dimensions. Steps do
+    /// not depend on them, so layouts that differ only in dimensions have the same [fingerprint](Layout::fingerprint).
     ///
     /// ```
     /// let layout = instep::Layout::builder().param("weight", 64 * 10).shape([64, 10]).build()?;
@@ -150,8 +150,8 @@ impl LayoutBuilder {
     }
 
     /// Sets the type of the parameter added last and of its gradient, instead of the types in the group's
-    /// [precision](Precision). The rest of that precision applies as far as the type allows. For example, an f32
-    /// parameter has no [master](Master). Parameters of different precisions never share a bucket.
+    /// [precision](Precision). All other fields of the group's precision still apply, except that an f32 parameter has
+    /// no [master](Master). Parameters of different precisions never share a bucket.
     ///
     /// ```
     /// use instep::{DType, Layout, Precision, Sgd, Solo, Stepper};
@@ -207,7 +207,8 @@ impl LayoutBuilder {
     /// Makes the parameter added last local to each rank. Its gradient is not reduced, and each rank steps the
     /// parameter with its own gradient. The parameter is never broadcast. The gradient is not part of the global norm
     /// and is not clipped. A skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter
-    /// does not skip the pass, because only this rank has the gradient. The parameter is stepped with this gradient.
+    /// does not skip the pass, because only this rank has the gradient. The parameter is then stepped with the infinite
+    /// or NaN gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -313,7 +314,7 @@ impl Layout {
         LayoutBuilder::default()
     }
 
-    /// Returns the names of the groups. The first is [`DEFAULT_GROUP`], even if it has no parameter.
+    /// Returns the names of the groups. The first name is [`DEFAULT_GROUP`], even if this group has no parameter.
     pub fn groups(&self) -> &[String] {
         &self.groups.names
     }
@@ -348,8 +349,8 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. If there is no such parameter, this costs no more than a
-    /// successful search. In this case [`id`](Self::id) costs more, because it compares `name` with all names for its
+    /// Returns the parameter called `name`, or `None`. A search for a missing name costs no more than a successful
+    /// search. For a missing name, [`id`](Self::id) costs more, because it compares `name` with all names for its
     /// error.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
@@ -375,7 +376,7 @@ impl Layout {
         self.fingerprint
     }
 
-    /// Returns, per parameter, the number of elements of all parameters before it.
+    /// Returns, for each parameter, the total length of all parameters that were registered earlier.
     pub(crate) fn first_elements(&self) -> Vec<u64> {
         let mut next = 0;
         let first = |parameter: &Parameter| {
@@ -393,7 +394,7 @@ impl Layout {
     /// Returns a parameter's index in registration order. A [plan](Plan) identifies the parameter by this index.
     ///
     /// # Errors
-    /// `Layout` if `id` is of another layout.
+    /// `Layout` if `id` belongs to another layout.
     pub fn index(&self, id: ParamId) -> Result<usize> {
         if id.fingerprint != self.fingerprint {
             let remedy = "take its id from the layout that this was built for";

@@ -1,10 +1,10 @@
-//! Finds the index of a name in a list by the name's hash. It stores no copy of a name.
+//! Finds the index of a name in a list by the name's hash. This module stores no copy of a name.
 //!
 //! [`NameIndex`] is a hash table of indices with open addressing. The table is at most half full, so a search compares
-//! only a few names, even in a long list. The hash is that of the fingerprint (FNV-1a), so equal lists have equal
-//! tables.
+//! only a few names, even in a long list. Like the layout's fingerprint, the table uses FNV-1a without a random key, so
+//! equal lists have equal tables.
 
-/// FNV-1a's hash of the empty text.
+/// The FNV-1a hash of an empty string.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Folds bytes into an FNV-1a hash.
@@ -15,7 +15,7 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
 /// A slot without a name.
 const FREE: u32 = u32::MAX;
 
-/// A hash table of the names in a list. The caller owns the list, and the table has the names' indices in the list.
+/// A hash table of the names in a list. The caller owns the list. The table stores only the names' indices in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NameIndex {
     /// Each slot has the index of a name, or [`FREE`]. The number of slots is a power of two, or 0.
@@ -30,8 +30,8 @@ impl NameIndex {
         (found != FREE).then_some(found)
     }
 
-    /// Adds a name. The caller then appends it to the list. If the list already has the name, returns its index and
-    /// adds nothing.
+    /// Adds a name. The caller then appends the name to the list. If the list already has the name, returns its index
+    /// and adds nothing.
     pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         if 2 * (self.len + 1) > self.slots.len() {
             self.grow(&name_at);

@@ -1,8 +1,9 @@
 //! A layout that is divided into buckets. A plan gives the offset of every segment to the schedule, the checker and the
 //! devices.
 //!
-//! Gradients, parameters and states share these offsets unless the buckets are foreign. `cut.rs` makes a plan from caps
-//! and a world size, and `foreign.rs` makes one from the caller's buckets. A plan never holds 2^56 elements or more.
+//! Gradients, parameters and states have the same offsets, unless the buckets are foreign. `cut.rs` makes a plan from
+//! caps and a world size, and `foreign.rs` makes a plan from the caller's buckets. A plan always has fewer than 2^56
+//! elements.
 
 use std::ops::Range;
 
@@ -28,11 +29,11 @@ pub struct Plan {
     pub(super) is_foreign: bool,
     pub(super) gradients: Gradients,
     pub(super) shards_params: bool,
-    /// Whether steps run on the host, in the host's memory.
+    /// Whether steps run on the host and use the host's memory.
     pub(super) is_offloaded: bool,
     /// Whether ranks reduce the gradients of each micro-batch and accumulate the sums.
     pub(super) sums_micro_batches: bool,
-    /// The options by which the buckets were cut. `None` if the caller chose the buckets.
+    /// The options with which the layout was cut into buckets, or `None` if the caller chose the buckets.
     pub(super) cut: Option<Cut>,
     /// The storages of all buckets, without duplicates.
     pub(super) storages: Vec<Storage>,
@@ -62,7 +63,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan with another choice of what happens to gradients after the step.
+    /// Sets what happens to gradients after the step, and returns the plan.
     pub fn with_gradients(self, gradients: Gradients) -> Plan {
         Plan { gradients, ..self }
     }
@@ -100,7 +101,8 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
-    /// Returns the first non-empty bucket that is reduced. With uneven inputs, its tail counts the ranks with data.
+    /// Returns the first non-empty bucket that is reduced. With uneven inputs, the tail block of this bucket counts the
+    /// ranks with data.
     pub fn carrier(&self) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
@@ -144,7 +146,7 @@ impl Plan {
     }
 
     /// Returns the number of elements of the parameters' arena, padding included. Unless the plan is
-    /// [sharded](Self::sharded), each state's arena has as many elements. The states of a sharded plan have only the
+    /// [sharded](Self::sharded), each state's arena has the same length. The states of a sharded plan have only the
     /// elements of this rank's shards.
     pub fn arena_len(&self) -> u64 {
         self.len
@@ -155,7 +157,7 @@ impl Plan {
         self.grads_len
     }
 
-    /// Returns whether this rank keeps and steps only one [shard](Bucket::shard) of each reduced bucket.
+    /// Returns whether this rank steps only one [shard](Bucket::shard) of each reduced bucket.
     pub fn is_sharded(&self) -> bool {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
@@ -167,30 +169,30 @@ impl Plan {
         sharded.unwrap_or((1, 0))
     }
 
-    /// Returns how many ranks have the same shards as this rank, itself included. The number is 1 unless the plan is
-    /// sharded in [groups](Self::sharded_among).
+    /// Returns the number of ranks that have the same shards as this rank, including this rank. The number is 1 unless
+    /// the plan is sharded in [groups](Self::sharded_among).
     pub fn replicas(&self) -> u32 {
         self.cut.filter(|cut| cut.place.is_some()).map_or(1, |cut| cut.world_size / cut.shards)
     }
 
-    /// Returns this sharded plan with sharded parameters too. A bucket's parameters are then full only while the bucket
-    /// is unsharded.
+    /// Returns this sharded plan, changed so that parameters are sharded too. A bucket's parameters are then full only
+    /// while the bucket is unsharded.
     pub fn with_sharded_params(self) -> Plan {
         Plan { shards_params: self.is_sharded(), ..self }
     }
 
-    /// Returns whether parameters are sharded too.
+    /// Returns whether parameters are sharded.
     pub fn shards_params(&self) -> bool {
         self.shards_params
     }
 
-    /// Returns the plan with steps on the host, in the host's memory. Reduced gradients are copied to the host, and
-    /// stepped parameters are copied back.
+    /// Returns this plan, changed so that steps run on the host and use the host's memory. Reduced gradients are copied
+    /// to the host, and stepped parameters are copied back.
     pub fn offloaded(self) -> Plan {
         Plan { is_offloaded: true, ..self }
     }
 
-    /// Returns whether steps run on the host, in the host's memory.
+    /// Returns whether steps run on the host and use the host's memory.
     pub fn is_offloaded(&self) -> bool {
         self.is_offloaded
     }
@@ -201,13 +203,13 @@ impl Plan {
         Plan { sums_micro_batches: self.is_sharded(), ..self }
     }
 
-    /// Returns whether ranks reduce the gradients of each micro-batch, and not only once per pass.
+    /// Returns whether ranks reduce gradients once per micro-batch instead of once per pass.
     pub fn sums_micro_batches(&self) -> bool {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step overwrites whole buckets of parameters, as an all-gather or a copy back
-    /// from the host does. Unlike the step, such an op also writes frozen parameters, so it must wait for the trainer's
+    /// Returns whether an op after the step overwrites whole buckets of parameters. This op is an all-gather, or a copy
+    /// back from the host. Unlike the step, this op also writes frozen parameters, so it must wait for the trainer's
     /// reads of frozen parameters.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
@@ -232,8 +234,8 @@ impl Plan {
         self.gradients
     }
 
-    /// Returns what a step's launch does with gradients. With offload, this is `Keep`, because the launch reads only a
-    /// copy of the gradients. Other ops zero or release the original gradients after the copy.
+    /// Returns what a step's launch does with gradients. With offload, the result is `Keep`, because the launch reads
+    /// only a copy of the gradients. Other ops zero or release the original gradients after the copy.
     pub(crate) fn gradients_of_step(&self) -> Gradients {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
@@ -266,12 +268,12 @@ impl Plan {
         &self.asked
     }
 
-    /// Returns the type of the parameters' copies, if they are kept.
+    /// Returns the type of the parameters' copies, or `None` if the plan has no copies.
     pub fn copy(&self) -> Option<DType> {
         self.asked.copy()
     }
 
-    /// Returns whether moving averages are kept.
+    /// Returns whether parameters have moving averages.
     pub fn keeps_ema(&self) -> bool {
         self.asked.ema()
     }
@@ -285,7 +287,7 @@ impl Plan {
         &self.buckets[segment.bucket as usize]
     }
 
-    /// Appends a parameter's segment. It belongs to the bucket that is appended next.
+    /// Appends a parameter's segment. The segment belongs to the bucket that is appended next.
     pub(super) fn push_segment(
         &mut self,
         parameter: &Parameter,
@@ -309,7 +311,7 @@ impl Plan {
         });
     }
 
-    /// Appends a bucket. Its bytes follow those of the last bucket.
+    /// Appends a bucket. The bucket's bytes follow the bytes of the last bucket.
     pub(super) fn push(&mut self, bucket: Bucket) {
         let first_bytes = self.buckets.last().map_or_else(FirstBytes::default, Bucket::next_bytes);
         if !self.storages.contains(&bucket.storage) {

@@ -1,14 +1,14 @@
-//! The agreement: a number that depends on all values that must be equal on all ranks, and a text that describes how
-//! two ranks differ.
+//! The agreement: a number computed from all values that must be equal on all ranks, and a text that describes how two
+//! ranks differ.
 //!
 //! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash has 48 bits and fills the
 //! three lanes that belong to the other parts. The number is the exclusive or of all parts. If exactly one part differs
 //! between two ranks, the two numbers are equal only in that part's own lane. The numbers therefore show which part
-//! differs. A difference stays undetected only once in 2^48.
+//! differs. A difference stays undetected with a probability of 2^-48.
 //!
-//! `Words` holds the text of each part, with a line for each value. A stepper's collective calls carry its `Words`. If
-//! ranks are threads, an error can therefore quote both ranks' values. If ranks are processes, each rank adds only its
-//! own text to its error. The text is written to buffers that are allocated once.
+//! `Words` holds the text of each part, with a line for each value. Each collective call of a stepper carries the
+//! stepper's `Words`. If ranks are threads, an error can therefore quote both ranks' values. If ranks are processes,
+//! each rank adds only its own text to its error. The text is written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ const LANE_BITS: u32 = 16;
 const LANE_MASK: u64 = (1 << LANE_BITS) - 1;
 const HASH_MASK: u64 = (1 << (3 * LANE_BITS)) - 1;
 
-/// A part of the agreement. The variant's number is the number of the part's lane.
+/// A part of the agreement. Each variant's discriminant is the number of the part's lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Parameters, buckets, and the optimizers that step them.
@@ -47,8 +47,7 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that are named at the end of `text`, the text of an error. This end is a result of
-    /// [`difference`].
+    /// Returns the parts that [`difference`] has named at the end of `text`, the text of an error.
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
@@ -106,10 +105,10 @@ const SAID: usize = 400;
 pub struct Words {
     layout: String,
     options: String,
-    /// The agreement's number for layout and options alone. Ranks compare it when they build a stepper.
+    /// The agreement's number for layout and options alone. Ranks compare this number when they build a stepper.
     fixed: u64,
-    /// The last two numbers and their texts. Two are needed because the trainer may be a pass ahead of the collectives
-    /// that compare the numbers.
+    /// The last two numbers and their texts. Two entries are needed, because the trainer may be one pass ahead of the
+    /// collectives that compare the numbers.
     recent: Mutex<[Recent; 2]>,
 }
 
@@ -122,7 +121,7 @@ struct Recent {
     loaded: String,
 }
 
-/// A writer to a buffer of [`Words::tell`]. It drops text that does not fit into the buffer.
+/// A writer to a buffer of [`Words::tell`]. The writer drops text that does not fit into the buffer.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
@@ -146,7 +145,7 @@ impl Write for Line<'_> {
 /// the written values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenValues<'a> {
-    /// The parameter's index. These lines are in ascending order of the index.
+    /// The parameter's index. Lines are sorted by this index.
     pub(crate) param: usize,
     pub(crate) hash: u64,
     pub(crate) name: &'a str,
@@ -300,7 +299,7 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// If a line ends with fields in braces, shortens it to the first field in which `line` and `other` differ.
+/// If `line` ends with fields in braces, shortens `line` to the first field that differs from the field of `other`.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();

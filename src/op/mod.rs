@@ -1,8 +1,8 @@
 //! Operations (ops) as plain data. The schedule creates ops, executors run them, and the checker reads them.
 //!
-//! An [`Op`] holds no pointer, closure or foreign handle. Executors map its [`Memory`] to an address and its [`Ticket`]
-//! to an event. Only [`Op::accesses`] defines which bytes an op touches. The checker and the launches of steps both use
-//! this method, so a step gets exactly the memory that was checked.
+//! An [`Op`] holds no pointer, closure or foreign handle. Executors map an op's [`Memory`] to an address and an op's
+//! [`Ticket`] to an event. Only [`Op::accesses`] defines which bytes an op touches. The checker and the launches of
+//! steps both use `accesses`, so a step gets exactly the memory that was checked.
 
 mod agreement;
 mod span;
@@ -21,21 +21,21 @@ pub use span::{Memory, Span};
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Forward and backward. On a GPU this is the trainer's stream, and on the host device it is the caller's thread.
+    /// Forward and backward. On a GPU, this stream is the trainer's stream. On the host, it is the caller's thread.
     #[default]
     Compute,
     /// Collectives over gradients.
     Reduce,
-    /// Control ops, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
+    /// Control ops, norms and steps. With [offload](crate::StepperBuilder::offload), these ops run on the host.
     Optim,
-    /// Collectives over stepped parameters. They use a separate communicator, because on the communicator of the
-    /// reduces they would delay the next reduce.
+    /// Collectives over stepped parameters. These collectives use a separate communicator, so that they do not delay
+    /// the next reduce.
     Gather,
-    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream, these copies
-    /// would delay the next reduce.
+    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). These copies have their own stream,
+    /// because on the reduce stream they would delay the next reduce.
     Download,
-    /// Copies to the device's memory, with offload. These copies wait for steps, so they would delay later downloads if
-    /// both used one stream.
+    /// Copies to the device's memory, with offload. These copies wait for steps, so on the download stream they would
+    /// delay later downloads.
     Upload,
 }
 
@@ -78,13 +78,13 @@ impl Stream {
     }
 }
 
-/// A position on a stream. It plays the role of a CUDA event: [`Record`](Action::Record) marks it, and
+/// A position on a stream. A ticket plays the role of a CUDA event: [`Record`](Action::Record) marks it, and
 /// [`Wait`](Action::Wait) waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The stream of the position.
     pub stream: Stream,
-    /// The number of `Record` ops on the stream, up to and including the one at this position.
+    /// The number of `Record` ops on the stream up to this position, including the `Record` at this position.
     pub tick: u64,
 }
 
@@ -172,9 +172,9 @@ pub enum Action {
     Wait(Ticket),
     /// Marks the ticket's position as passed.
     Record(Ticket),
-    /// Makes later ops of the stream wait until the caller's sum of a bucket is complete. On a GPU they wait for the
-    /// caller's event. On the host they wait until the caller's function returns. The sum comes after all accesses that
-    /// the trainer made before the hand-over, so the later ops come after these accesses too.
+    /// Makes later ops of the stream wait until the caller's sum of a bucket is complete. On a GPU, the later ops wait
+    /// for the caller's event. On the host, the later ops wait until the caller's function returns. The sum runs after
+    /// all accesses that the trainer made before the hand-over, so the later ops also run after these accesses.
     AwaitSum {
         /// The index of the bucket.
         bucket: u32,
@@ -186,12 +186,12 @@ pub enum Action {
         /// The index of the bucket.
         bucket: u32,
     },
-    /// Runs a bucket's step until it has computed norms of this rank's shards of parameters. The ranks then add up
+    /// Runs the part of a bucket's step that computes norms of this rank's shards of parameters. The ranks then add up
     /// these norms.
     Measure {
         /// The index of the bucket.
         bucket: u32,
-        /// The number of `Measure` ops before this one in the bucket's step.
+        /// The number of `Measure` ops that precede this op in the bucket's step.
         stage: u32,
     },
     /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, this op runs the rest of the
@@ -199,7 +199,7 @@ pub enum Action {
     Step {
         /// The index of the bucket, or the lowest index if the op steps several buckets.
         bucket: u32,
-        /// Number of consecutive buckets, from `bucket` on.
+        /// Number of consecutive buckets that the op steps, starting with `bucket`.
         count: u32,
     },
     /// One collective.
@@ -208,11 +208,11 @@ pub enum Action {
         kind: CollectiveKind,
         /// The ranks that take part.
         group: Group,
-        /// Number of the pass, counted from the stepper's first.
+        /// Number of the pass, counted from the stepper's first pass.
         pass: u64,
-        /// The agreement's number. It must be equal on all ranks in this pass.
+        /// The agreement's number. This number must be equal on all ranks in this pass.
         agreement: u64,
-        /// The bucket that the collective is for, if there is one.
+        /// The bucket to which the collective belongs, if there is one.
         bucket: Option<u32>,
         /// The source.
         src: Span,
@@ -225,7 +225,7 @@ pub enum Action {
         segment: u32,
     },
     /// Copies a part of a bucket. With [offload](crate::StepperBuilder::offload), this op copies between the device's
-    /// and the host's memory. With [`Accumulation::Summed`](crate::Accumulation), it copies the sums of the first
+    /// and the host's memory. With [`Accumulation::Summed`](crate::Accumulation), this op copies the sums of the first
     /// micro-batch. Both spans have the same type and length.
     Copy {
         /// The index of the bucket.
@@ -249,7 +249,7 @@ pub enum Action {
     Count(Span),
     /// Fills the span with zero bytes.
     Zero(Span),
-    /// Returns the memory pages that lie entirely inside the span to the system. Their contents are lost.
+    /// Returns to the system all memory pages that are entirely inside the span. Their contents are lost.
     Release(Span),
 }
 
@@ -295,7 +295,7 @@ impl Frozen {
 pub struct Access {
     /// The bytes.
     pub span: Span,
-    /// Whether the bytes are written. If so, they may be read too. Otherwise they are only read.
+    /// Whether the bytes are written, and possibly also read. Otherwise the bytes are only read.
     pub writes: bool,
 }
 
@@ -343,9 +343,9 @@ impl Access {
 }
 
 impl Op {
-    /// Returns whether this collective may share a launch with `previous`, the op just before it in the list. Both ops
-    /// must be collectives on the same stream and the same communicator. NCCL does not order the collectives of one
-    /// launch, so the checker proves that the two collectives touch different bytes.
+    /// Returns whether this collective may share a launch with `previous`, the preceding op in the list. Both ops must
+    /// be collectives on the same stream and the same communicator. NCCL does not order the collectives of one launch,
+    /// so the checker proves that the two collectives touch different bytes.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)
@@ -440,7 +440,7 @@ impl Op {
     }
 }
 
-/// Returns how many bytes one step of a bucket reads and writes, from the op's accesses.
+/// Returns how many bytes a bucket's step reads and writes outside control memory.
 pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
     let (mut bytes, storage) = (0, &plan.buckets()[bucket as usize].storage);
     let op = Op { stream: Stream::Optim, action: Action::Step { bucket, count: 1 } };
@@ -522,7 +522,7 @@ impl Interval {
         self.end_ns.saturating_sub(self.start_ns)
     }
 
-    /// Returns the common part of two intervals, if they overlap.
+    /// Returns the intersection of two intervals, or `None` if they do not overlap.
     pub fn overlap(&self, other: &Interval) -> Option<Interval> {
         let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
         (start_ns < end_ns).then_some(Interval { start_ns, end_ns })

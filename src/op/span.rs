@@ -22,7 +22,7 @@ pub enum Memory {
     /// The control blocks, and the scalars of each segment.
     Control,
     /// The hyperparameters of each parameter group, and the learning-rate multiplier and action of each segment. The
-    /// trainer sets them between passes, and `Begin` reads them.
+    /// trainer sets these values between passes, and `Begin` reads them.
     Settings,
     /// Master weights or remainders of 16-bit parameters.
     Master,
@@ -43,8 +43,8 @@ pub enum Memory {
     Sums,
 }
 
-/// The offset of the further control blocks in control memory. The first control block is that of the pass. Each
-/// further block belongs to one bucket or to one further clip set.
+/// The offset in control memory at which the further control blocks start. The first control block belongs to the pass.
+/// Each further block belongs to one bucket or to one further clip set.
 pub(crate) const FURTHER_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
 
 const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
@@ -63,8 +63,8 @@ impl Memory {
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory that a step uses in place of this one. With offload, a step uses the parameters and gradients
-    /// in the host's memory.
+    /// Returns the memory that a step uses instead of this memory. With offload, a step uses the parameters and
+    /// gradients in the host's memory.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
             Memory::Params if plan.is_offloaded() => Memory::HostParams,
@@ -73,9 +73,9 @@ impl Memory {
         }
     }
 
-    /// Returns whether the memory lies on the host and not on the device, because steps are
-    /// [offloaded](crate::StepperBuilder::offload). Only four memories stay on the device: parameters, copies and
-    /// gradients for forward and backward, and the sums of micro-batches.
+    /// Returns whether the memory is on the host because steps are [offloaded](crate::StepperBuilder::offload). With
+    /// offload, only four memories stay on the device: parameters, copies and gradients for forward and backward, and
+    /// the sums of micro-batches.
     pub fn is_offloaded(self, plan: &Plan) -> bool {
         let is_device = matches!(self, Memory::Params | Memory::Grads | Memory::Copy | Memory::Sums);
         plan.is_offloaded() && !is_device
@@ -138,7 +138,7 @@ pub struct Span {
     pub memory: Memory,
     /// First byte.
     pub start: u64,
-    /// The byte after the last one.
+    /// The byte after the span's last byte.
     pub end: u64,
 }
 
@@ -159,7 +159,7 @@ impl Span {
         Span { memory, start: byte(start), end: byte(end) }
     }
 
-    /// Returns the span of the elements `start..end` of the arenas. All of them must be in this bucket.
+    /// Returns the span of the elements `start..end` of the arenas. All these elements must be in this bucket.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -197,8 +197,8 @@ impl Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
-    /// Returns the span of all shards of a bucket, in the memory of gradients, parameters or copies. The tail block is
-    /// not included.
+    /// Returns the span of all shards of a bucket, in the memory of gradients, parameters or copies. The span excludes
+    /// the tail block.
     pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
         let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
         Span::within(memory, bucket, start, start + bucket.shared_len())
@@ -243,11 +243,11 @@ impl Span {
     /// Only the loss scale. `Begin` reads it.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. It also stands for the flag of a
+    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. This span also stands for the flag of a
     /// caller's own scaler. `Begin` does not access it.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
-    /// Control memory after the loss scale.
+    /// All of control memory after the loss scale and its growth tracker.
     pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
 
     /// The sum of squares, as 64-bit integers that ranks add up.
@@ -260,8 +260,7 @@ impl Span {
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field in the further control block with this number. That control block belongs to one bucket
-    /// or to one clip set.
+    /// Returns the same field in further control block number `block`, which belongs to one bucket or to one clip set.
     pub(crate) fn of_control_block(self, block: u32) -> Span {
         let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }
@@ -270,14 +269,14 @@ impl Span {
     /// All hyperparameters, learning-rate multipliers and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
-    /// Returns the element type of a collective. For an all-gather, this is the destination's type, because the sources
-    /// of different ranks may lie in buckets of different types.
+    /// Returns the element type of a collective. For an all-gather, the result is the destination's type, because the
+    /// sources of different ranks may lie in buckets of different types.
     pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
 
     /// Returns the element type that a collective uses for this span: the type of the span's first element. For master
-    /// weights, the type is f32, because collectives only copy them as words of 4 bytes.
+    /// weights, the type is f32, because collectives only copy master weights, as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
             let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);
@@ -298,7 +297,7 @@ impl Span {
     }
 }
 
-/// Returns the size in bytes of `elements` elements. The first of them starts a block of 256 elements, because the
+/// Returns the size in bytes of `elements` elements. The first element must start a block of 256 elements, because the
 /// 8-bit states of each block share one scale.
 pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
     let Storage { precision, copy, .. } = storage;

@@ -1,4 +1,4 @@
-//! Optimizers that the user implements. They may share buckets with built-in optimizers.
+//! Optimizers that the user implements. Parameters of custom and built-in optimizers may share buckets.
 //!
 //! The user writes only the formula. The library stores the states, decides which parameters are skipped and counts the
 //! updates. The user's code must get exactly the memory that the checker assumes: one parameter, its gradient and its
@@ -53,7 +53,7 @@ pub struct EnqueuedStep<'a> {
     pub len: u64,
     /// The parameter. The kernel writes the update here.
     pub param: DevicePtr,
-    /// The SUM of the parameter's gradients over ranks. The kernel multiplies it by the multiplier in
+    /// The SUM of the parameter's gradients over ranks. The kernel multiplies this sum by the multiplier in
     /// [`scalars`](Self::scalars) to get the gradient for the step.
     pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
@@ -120,8 +120,8 @@ pub trait StepParam: Send + Sync {
         &[]
     }
 
-    /// Returns a hash of all hyperparameters of this code. Ranks compare this hash. If it differs between ranks, the
-    /// next collective returns `Mismatch`.
+    /// Returns a hash of all hyperparameters of this optimizer. Ranks compare this hash. If the hash differs between
+    /// ranks, the next collective returns `Mismatch`.
     fn fingerprint(&self) -> u64 {
         0
     }
@@ -131,8 +131,8 @@ pub trait StepParam: Send + Sync {
         0.0
     }
 
-    /// Returns whether this code can update parameters at `place`. If it cannot, a stepper with parameters at `place`
-    /// is refused.
+    /// Returns whether this code can update parameters at `place`. If this method returns false, a stepper with
+    /// parameters at `place` cannot be built.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
     }
@@ -157,8 +157,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// Wraps a [`StepParam`] as an [`Optimizer`]. A `Custom` can step all parameters. It can also step one group or single
-/// parameters, while built-in optimizers step the others.
+/// Wraps a [`StepParam`] as an [`Optimizer`]. A `Custom` can step all parameters, or one group or single parameters
+/// while built-in optimizers step the others.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,

@@ -1,5 +1,5 @@
-//! The macro that turns a table into an optimizer. It generates a plain struct, its defaults, its descriptor, and
-//! access to its fields by name.
+//! The macro that turns a table into an optimizer. The macro generates a plain struct, its defaults, its descriptor,
+//! and access to its fields by name.
 //!
 //! `table.rs` has the tables. The names after `=>` are fields of the kernel's struct of hyperparameters, so a name that
 //! this struct lacks does not compile.
@@ -127,7 +127,8 @@ use std::any::{TypeId, type_name};
 
 use super::{Descriptor, Optimizer};
 
-/// Returns a descriptor without hyperparameters, states and special properties. The macro adds those of the table.
+/// Returns a descriptor without hyperparameters, states and special properties. The macro adds the hyperparameters,
+/// states and properties of the table.
 pub(super) const fn plain<O: Optimizer + Default>(
     name: &'static str,
     source: &'static str,

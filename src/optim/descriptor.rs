@@ -1,8 +1,8 @@
 //! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, and its source.
 //!
-//! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so each fact about
-//! an optimizer is written once. The macro `optimizer!` (`declare.rs`) fills a table. This module never computes an
-//! update.
+//! Validation, the registry, `instep replay`, the benches and the documentation read these descriptors, so each fact
+//! about an optimizer is written once. The macro `optimizer!` (`declare.rs`) creates the descriptors. This module never
+//! computes an update.
 
 use std::any::TypeId;
 use std::fmt;
@@ -150,11 +150,11 @@ impl fmt::Display for Range {
 /// One number of a hyperparameter. A pair has two parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its keyword in a [`Registry`](crate::overlap::Registry), such as `beta1`.
+    /// Keyword of this part in a [`Registry`](crate::overlap::Registry), such as `beta1`.
     pub keyword: &'static str,
-    /// Its name in an error, such as `betas.0`.
+    /// Name of this part in an error, such as `betas.0`.
     pub label: &'static str,
-    /// The numbers that it accepts.
+    /// The numbers that this part accepts.
     pub range: Range,
 }
 
@@ -190,30 +190,31 @@ impl Field {
     }
 }
 
-/// The states that an optimizer has if certain hyperparameters are on. A hyperparameter that is 0 or false is off, and
-/// any other is on.
+/// The states that an optimizer has if certain hyperparameters are on. A hyperparameter is off if it is 0 or false, and
+/// otherwise on.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
     /// The names of the states, in the kernel's order. A state has one value per element.
     pub names: &'static [&'static str],
-    /// The hyperparameters that must all be on.
+    /// The hyperparameters that must all be on for these states.
     pub on: &'static [&'static str],
 }
 
 /// One optimizer of this crate.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
-    /// Its name, as in `torch.optim` or in its paper.
+    /// The optimizer's name, as in `torch.optim` or in the optimizer's paper.
     pub name: &'static str,
-    /// Its hyperparameters, the learning rate first.
+    /// The optimizer's hyperparameters, starting with the learning rate.
     pub fields: &'static [Field],
-    /// Its states, for different settings of its hyperparameters. If several entries apply, the last one is used.
+    /// The optimizer's states for different values of its hyperparameters. If several entries apply, the last entry is
+    /// used.
     pub states: &'static [States],
     /// Publication of the algorithm.
     pub source: &'static str,
-    /// Number of its kernel. Adam and AdamW share one kernel.
+    /// Number of the optimizer's kernel. Adam and AdamW share one kernel.
     pub kernel: u32,
-    /// Whether norms of the full parameter scale the update. A step then takes two launches.
+    /// Whether norms of the full parameter scale the update. Such a step takes two launches.
     pub is_scaled: bool,
     /// Name of a number that the optimizer stores for each parameter besides the step count, and changes in each
     /// update.
@@ -233,17 +234,17 @@ impl Descriptor {
         (self.make)()
     }
 
-    /// Returns its name in lower case, for configurations and command lines.
+    /// Returns the optimizer's name in lower case, for configurations and command lines.
     pub fn key(&self) -> String {
         self.name.to_lowercase()
     }
 
-    /// Returns the hyperparameter of that name.
+    /// Returns the hyperparameter called `name`.
     pub fn field(&self, name: &str) -> Option<&'static Field> {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// Returns the names of the states that the optimizer has with the values that `get` returns.
+    /// Returns the names of the optimizer's states, if hyperparameters have the values that `get` returns.
     pub(super) fn kept(&self, get: impl Fn(&str) -> Option<Value>) -> &'static [&'static str] {
         let is_on = |name: &&str| get(name).is_some_and(|value| !value.is_off());
         let applies = |states: &&States| states.on.iter().all(is_on);

@@ -40,15 +40,15 @@ pub const ALL: &[&Descriptor] = &[
 
 /// An optimizer with its hyperparameters.
 ///
-/// Only the types of this module implement this trait, because each needs a kernel. [`Custom`] runs the user's own code
-/// instead.
+/// Only the types of this module implement this trait, because each optimizer needs a kernel. [`Custom`] runs the
+/// user's own code instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
     /// Returns the names of the states that have one value per element. The names are those of `torch.optim`.
     fn state_names(&self) -> &'static [&'static str] {
         self.as_rule().state_names()
     }
 
-    /// Returns the description of its hyperparameters and states, or `None` for a [`Custom`] optimizer.
+    /// Returns the description of the optimizer's hyperparameters and states, or `None` for a [`Custom`] optimizer.
     fn descriptor(&self) -> Option<&'static Descriptor> {
         self.as_rule().descriptor()
     }
@@ -99,7 +99,7 @@ pub(crate) mod sealed {
     use super::{Descriptor, Optimizer, Result, StepParam, Value};
     use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 
-    /// Gives access to the [`Rule`] of an optimizer, also of a boxed one.
+    /// Gives access to the [`Rule`] of an optimizer, even of a boxed optimizer.
     pub trait AsRule {
         fn as_rule(&self) -> &dyn Rule;
         fn as_rule_mut(&mut self) -> &mut dyn Rule;
@@ -129,7 +129,7 @@ pub(crate) mod sealed {
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
-        /// Sets a field. Returns false if no such field has this kind of value.
+        /// Sets a field. Returns false if no field has this name and this kind of value.
         fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
@@ -149,7 +149,7 @@ pub(crate) mod sealed {
         }
 
         /// Returns the name of a number that each update reads and changes, in addition to the step count. Only NAdam
-        /// has one.
+        /// has such a number.
         fn carried(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
@@ -160,8 +160,8 @@ pub(crate) mod sealed {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
 
-        /// Returns the hyperparameter `eps`, if there is one. It prevents a division by zero if the rule divides by a
-        /// state.
+        /// Returns the hyperparameter `eps`, if there is one. `eps` prevents a division by zero if the rule divides by
+        /// a state.
         fn eps(&self) -> Option<f64> {
             match self.get("eps") {
                 Some(Value::Number(eps)) => Some(eps),

@@ -1,8 +1,9 @@
 //! Gradient clipping, and dynamic loss scaling.
 //!
-//! These are plain values that the builder checks. The scaling policy and its defaults are those of
-//! `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR 2018). The arithmetic is only in
-//! `kernels/numeric/control.h`. Validation rejects factors that would move the scale out of the range of f32.
+//! The types of this module are plain values that the builder validates. The scaling policy and its defaults are those
+//! of `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR 2018). Only
+//! `kernels/numeric/control.h` implements the arithmetic. Validation rejects factors that would move the scale out of
+//! the range of f32.
 
 use std::fmt;
 
@@ -12,14 +13,16 @@ use crate::handle::Address;
 /// The factor by which the trainer multiplies the loss. Each step divides the gradients by this factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
-    /// A constant factor. The reciprocal of its product with the world size must be a normal f32.
+    /// A constant factor. The value 1 / (factor * gradient divisor) must be a normal f32. The gradient divisor is the
+    /// world size by default.
     Constant(f64),
-    /// A factor that adapts to the gradients, like the factor of `torch.amp.GradScaler`. In each pass, ask for the
-    /// current factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). A dynamic factor implies
-    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so [`Eager`](crate::Mode::Eager) mode refuses it. The
-    /// factor changes in the same way on all ranks, because all ranks have the same sums. A pass that is abandoned, or
-    /// in which no rank had data, does not change the factor. A new factor is used only if the new factor and 1 / (new
-    /// factor * gradient divisor) are normal f32 values. The gradient divisor is the world size by default.
+    /// A factor that adapts to the gradients, like the factor of `torch.amp.GradScaler`. Call
+    /// [`Stepper::loss_scale`](crate::Stepper::loss_scale) in each pass to get the current factor. A dynamic factor
+    /// implies [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so [`Eager`](crate::Mode::Eager) mode refuses
+    /// a dynamic factor. The factor changes in the same way on all ranks, because all ranks have the same sums. A pass
+    /// that is abandoned, or in which no rank had data, does not change the factor. A new factor is used only if the
+    /// new factor and 1 / (new factor * gradient divisor) are normal f32 values. The gradient divisor is the world size
+    /// by default.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
     /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As with `Dynamic`, a pass with an
@@ -43,10 +46,10 @@ impl fmt::Debug for ExternalScaler {
 }
 
 /// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes the scale
-/// smaller. A number of passes in a row without such a gradient makes the scale larger.
+/// smaller. After `growth_interval` passes in a row without such a gradient, the scale grows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
-    /// The first pass's scale. f32 must represent it exactly. Default 65536.
+    /// The first pass's scale, a value that f32 represents exactly. Default 65536.
     pub initial_scale: f64,
     /// Factor above 1 by which the scale is multiplied after `growth_interval` passes in a row without a skip. Default
     /// 2.
@@ -155,18 +158,18 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
 
 /// Limits the norm of the averaged gradients that are stepped. The limit is finite and above 0. Gradients of
 /// [local](crate::LayoutBuilder::local) parameters, which are not summed over ranks, are not clipped. Norms do not
-/// include them.
+/// include these gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
     /// Clips by the exact norm of all gradients, except those of groups with a [group
     /// clip](crate::StepperBuilder::group_clip). [`Eager`](crate::Mode::Eager) mode refuses this clipping.
     Global(f64),
     /// Clips by the norm of the previous pass. Every mode supports this clipping, even [`Eager`](crate::Mode::Eager),
-    /// because the norm is available when the pass begins. Clipping by this norm is not exact. If gradients grow
-    /// suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
-    /// norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped or abandoned passes,
-    /// are ignored. With this clip, every mode steps the parameters to the same bits. A run that resumes from saved
-    /// state must also load the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
+    /// because the previous norm is available when the pass begins. Clipping by the previous norm is not exact. If
+    /// gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses
+    /// the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and norms of skipped or
+    /// abandoned passes, are ignored. With this clipping, all modes compute the same bits. A run that resumes from
+    /// saved state must also load the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

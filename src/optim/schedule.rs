@@ -76,8 +76,8 @@ impl LrSchedule {
     }
 
     /// Adds a linear warm-up of `steps` steps before this schedule. Let `lr` be this schedule's learning rate at its
-    /// step 0. The learning rate rises linearly from `start_factor` times `lr` to `lr`. The schedule's own step 0
-    /// becomes step number `steps`. A second call of this method replaces the warm-up.
+    /// step 0. The learning rate rises linearly from `start_factor` times `lr` to `lr`. Step 0 of this schedule becomes
+    /// step `steps` of the returned schedule. A second call of this method replaces the warm-up.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this schedule, with `steps` as the milestone.
@@ -150,7 +150,7 @@ impl Shape {
     }
 }
 
-/// Returns a power. It is computed by repeated squaring, so that every machine gets the same bits.
+/// Returns a power, computed by repeated squaring so that every machine gets the same bits.
 fn power(base: f64, mut exponent: u64) -> f64 {
     let (mut result, mut square) = (1.0, base);
     while exponent > 0 {

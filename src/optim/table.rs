@@ -58,7 +58,7 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// Divide by the largest second moment seen, instead of the current one.
+        /// Uses the largest second moment so far, instead of the current second moment.
         pub amsgrad: bool = false => amsgrad: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;
@@ -83,7 +83,7 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 1e-2 => weight_decay: NonNegative;
-        /// Divide by the largest second moment seen, instead of the current one.
+        /// Uses the largest second moment so far, instead of the current second moment.
         pub amsgrad: bool = false => amsgrad: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;
@@ -103,7 +103,7 @@ optimizer! {
 optimizer! {
     /// Adagrad: an element's learning rate falls as the sum of its squared gradients grows.
     ///
-    /// State: `sum`. It is zero until the first update adds `initial_accumulator_value`.
+    /// State: `sum`, which is zero until the first update adds `initial_accumulator_value`.
     pub struct Adagrad: "Adagrad" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
@@ -136,7 +136,7 @@ optimizer! {
     pub struct RmsProp: "RMSprop" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// Decay rate of the averages, in \[0, 1\]. PyTorch also takes values above 1, which make the average of
+        /// Decay rate of the averages, in \[0, 1\]. PyTorch also accepts values above 1, which make the average of
         /// squares negative.
         pub alpha: f64 = 0.99 => alpha: UpToOne;
         /// Added to the root by which the gradient is divided.
@@ -145,7 +145,7 @@ optimizer! {
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Momentum factor; 0 disables momentum.
         pub momentum: f64 = 0.0 => momentum: NonNegative;
-        /// Divide by the estimated standard deviation of the gradient, instead of its root mean square.
+        /// Divides by the estimated standard deviation of the gradient, instead of its root mean square.
         pub centered: bool = false => centered: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;
@@ -166,8 +166,8 @@ optimizer! {
 
 // Defaults are those of `torch.optim.Adadelta`. With `lr` = 1 this is the paper's method.
 optimizer! {
-    /// Adadelta: multiplies the gradient by a ratio of two root mean squares. The numerator is that of past changes,
-    /// and the denominator is that of past gradients.
+    /// Adadelta: multiplies the gradient by a ratio of two root mean squares. The numerator is the root mean square of
+    /// past changes, and the denominator is the root mean square of past gradients.
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {
@@ -220,7 +220,7 @@ optimizer! {
 optimizer! {
     /// Resilient backpropagation: every element has its own step size, which grows while its gradient keeps its sign.
     ///
-    /// It needs gradients of the whole data set, because gradients of small batches change their signs at random.
+    /// Rprop needs gradients of the whole data set, because gradients of small batches change their signs at random.
     ///
     /// States: `prev`, `step_size`.
     pub struct Rprop: "Rprop" {

@@ -1,7 +1,7 @@
 //! One bucket's gradients, in the forms in which communication hooks get them: before or after the sum over ranks.
 //!
 //! A hook gets one flat array of f32 without the bucket's tail block, and the range of each parameter in this array.
-//! After one of a hook's sums has failed, all its later sums fail too, because the ranks are then at different calls.
+//! After a sum of a hook has failed, all later sums of the hook fail too, because ranks may then be at different calls.
 //! On the host, a hook that runs after the sum gets a slice. On a GPU, such a hook gets an address and a stream, and
 //! enqueues its work on the stream.
 
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::layout::{Bucket, Plan};
 
-/// One bucket's gradients before the sum over ranks. A [`Hooked`](super::Hooked) communicator passes them to its hook,
-/// and the hook may change them.
+/// One bucket's gradients before the sum over ranks. A [`Hooked`](super::Hooked) communicator passes these gradients to
+/// its hook, and the hook may change the gradients.
 pub struct GradBucket<'a> {
     pub(super) comm: &'a dyn Collective,
     pub(super) key: CallKey,
@@ -35,8 +35,8 @@ impl GradBucket<'_> {
     }
 
     /// Returns whether this is the last bucket of the plan. Local buckets do not count, because a hook never gets them.
-    /// If all parameters of the last bucket are frozen, ranks may omit this bucket. This method then returns true for
-    /// no bucket of the pass.
+    /// If all parameters of the last bucket are frozen, ranks may omit this bucket. In such a pass, this method returns
+    /// false for all buckets.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
@@ -57,21 +57,22 @@ impl GradBucket<'_> {
         self.comm.world_size()
     }
 
-    /// Returns this rank's own gradients in one piece. They are summed over micro-batches, include the loss scale, and
-    /// are not divided. In memory that the stepper allocated, the padding between gradients is zero. **Values that the
-    /// hook leaves here count as the SUM over ranks**: the step divides them by the number of ranks.
+    /// Returns this rank's own gradients in one piece. The gradients are summed over micro-batches, include the loss
+    /// scale, and are not divided by the number of ranks. In memory that the stepper allocated, the padding between
+    /// gradients is zero. **Values that the hook leaves here count as the SUM over ranks**: the step divides them by
+    /// the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same values for writing. In memory that the stepper allocated, data that a hook writes between
-    /// gradients are lost.
+    /// Returns the slice of [`values`](Self::values) for writing. In memory that the stepper allocated, data that a
+    /// hook writes between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 
-    /// Multiplies the values by the number of ranks. A hook that leaves means over ranks must call this, because the
-    /// step divides by the number of ranks afterwards.
+    /// Multiplies the values by the number of ranks. A hook that leaves means over ranks must call this method, because
+    /// the step divides by the number of ranks afterwards.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -110,11 +111,11 @@ impl GradBucket<'_> {
         })
     }
 
-    /// Replaces all gradients by their sums over ranks. Without a hook, the stepper does the same. A hook may make any
-    /// number of such calls, but every rank's hook must make the same calls in the same order.
+    /// Replaces all gradients by their sums over ranks. Without a hook, the stepper makes this all-reduce. A hook may
+    /// make any number of all-reduces, but the hooks of all ranks must make the same all-reduces in the same order.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
+    /// Errors as for [`Collective::enqueue`]. After an error, every later sum by the hook fails too.
     pub fn all_reduce(&mut self) -> Result<()> {
         self.all_reduce_range(0..self.values.len())
     }
@@ -123,8 +124,8 @@ impl GradBucket<'_> {
     /// gradients.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too. `Hook` if the range is not
-    /// inside the bucket's elements.
+    /// Errors as for [`Collective::enqueue`]. After an error, every later sum by the hook fails too. `Hook` if the
+    /// range is not inside the bucket's elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -136,7 +137,7 @@ impl GradBucket<'_> {
     /// Replaces the hook's own buffer by its sum over ranks. The buffer must have the same length on every rank.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]. Every later sum by the hook then fails too.
+    /// Errors as for [`Collective::enqueue`]. After an error, every later sum by the hook fails too.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, self.key, self.deadline, buffer, &mut self.failed)
     }
@@ -167,8 +168,8 @@ impl fmt::Debug for GradBucket<'_> {
     }
 }
 
-/// Writes zeros between the gradients of a part of a bucket. Values that a hook leaves there would add up from pass to
-/// pass. If the caller allocated the memory, nothing is written.
+/// Writes zeros between the gradients of a part of a bucket. Values that a hook leaves between gradients would add up
+/// from pass to pass. If the caller allocated the memory, nothing is written.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -246,21 +247,22 @@ impl BucketSum<'_> {
         self.values.len()
     }
 
-    /// Returns the sums in one piece. They include the loss scale and are not divided. In memory that the stepper
-    /// allocated, the padding between gradients is zero. The slice is empty if this rank steps nothing of the bucket.
+    /// Returns the sums in one piece. The sums include the loss scale and are not divided by the number of ranks. In
+    /// memory that the stepper allocated, the padding between gradients is zero. The slice is empty if this rank steps
+    /// nothing of the bucket.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same values for writing. In memory that the stepper allocated, data that a hook writes between
-    /// gradients are lost.
+    /// Returns the slice of [`values`](Self::values) for writing. In memory that the stepper allocated, data that a
+    /// hook writes between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 }
 
-/// One bucket's gradients on a GPU, summed over ranks. Like a [`BucketSum`], it contains only the elements that this
-/// rank steps. The values are complete when the stream reaches the work that the hook enqueues.
+/// One bucket's gradients on a GPU, summed over ranks. Like a [`BucketSum`], an `EnqueuedSum` contains only the
+/// elements that this rank steps. The values are complete when the stream reaches the work that the hook enqueues.
 ///
 /// # Ordering
 /// Work that the hook enqueues on [`stream`](Self::stream) runs after the sum, and before norms, decisions and steps.
@@ -280,7 +282,8 @@ impl EnqueuedSum<'_> {
         self.stream
     }
 
-    /// Returns the address of an f32 element. The sum includes the loss scale and is not divided.
+    /// Returns the address of an f32 element. The sum includes the loss scale and is not divided by the number of
+    /// ranks.
     ///
     /// # Panics
     /// Panics if `element` is larger than [`len`](Self::len).
@@ -289,7 +292,7 @@ impl EnqueuedSum<'_> {
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)
     }
 
-    /// Returns the number of elements. It is 0 if this rank steps nothing of the bucket.
+    /// Returns the number of elements, or 0 if this rank steps nothing of the bucket.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

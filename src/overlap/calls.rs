@@ -1,7 +1,7 @@
 //! Replaces some kinds of collectives, for example reduce-scatter or all-gather, by functions of the user.
 //!
-//! A stepper may duplicate the communicator or make groups of it. These further communicators use the same functions,
-//! so the functions are called on every stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter`
+//! A stepper may duplicate the communicator or make groups of it. Duplicates and groups use the same functions, so the
+//! functions are called on every stream and in every group. The idea comes from PyTorch's `set_custom_reduce_scatter`
 //! and `set_custom_all_gather`.
 
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::op::CollectiveKind;
 
 type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
-/// A communicator that makes some kinds of calls with functions of the user. It passes all other calls to the inner
-/// communicator `comm`.
+/// A communicator that makes some kinds of calls with functions of the user. A `CustomCalls` passes all other calls to
+/// the inner communicator `comm`.
 ///
 /// The user's function gets the call, and the inner communicator of the call's group. On the host, the function fills
-/// [`Call::target`] from [`Call::source`]. On a GPU, it enqueues work on [`Call::stream`]. If several ranks receive the
-/// same value, they must receive the same bits. Steppers may use every kind of call for which a function is set, even
-/// if `comm` does not support this [kind](Collective::supports).
+/// [`Call::target`] from [`Call::source`]. On a GPU, the function enqueues work on [`Call::stream`]. If several ranks
+/// receive the same value, they must receive the same bits. Steppers may use every kind of call for which a function is
+/// set, even if `comm` does not support this [kind](Collective::supports).
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -54,7 +54,8 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// ```
 ///
 /// # Ordering
-/// A function runs on the thread that calls [`Collective::enqueue`]. It may run for several streams at the same time.
+/// A function runs on the thread that calls [`Collective::enqueue`]. A function may run for several streams at the same
+/// time.
 ///
 /// # Errors
 /// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error. A function

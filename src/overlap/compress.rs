@@ -2,8 +2,8 @@
 //!
 //! Every element is cast separately, so the bits do not depend on bucket cap, mode or instruction set. All ranks
 //! receive the same bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of
-//! ranks is limited. The casts are kernels, because kernels set the floating-point environment. The calling thread may
-//! have inherited flush-to-zero.
+//! ranks is limited. The casts are kernels, because kernels set the floating-point environment, and the calling thread
+//! may have inherited flush-to-zero.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -16,26 +16,26 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::layout::Plan;
 use crate::op::{Agreed, CollectiveKind};
 
-/// Bytes of a cache line. Buffers of collectives are aligned to it.
+/// Bytes of a cache line. Buffers of collectives are aligned to cache lines.
 const LINE_BYTES: usize = 64;
 
-/// The smallest positive f16. A count of 1, multiplied by the pre-scale, must not be smaller.
+/// The smallest positive f16. A count of 1, multiplied by the pre-scale, must be at least this value.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
-/// The largest power of two that is finite in f16. The number of ranks times the pre-scale must not be larger.
+/// The largest power of two that is finite in f16. The number of ranks times the pre-scale must be at most this value.
 const LARGEST_COUNT: f32 = 32_768.0;
 
 /// A communicator that sends gradients as bf16 or f16, so the inner communicator `C` sends half as many bytes.
 /// Parameters are still broadcast unchanged. `Compressed` works only on the host so far.
 ///
 /// # Error
-/// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
-/// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error of the
-/// sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest
-/// subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The error of the mean is this error
-/// divided by n. If a communicator rounds at every hop, as a ring does, the relative error is up to n u.
+/// Let u be the unit roundoff of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks
+/// in one process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error
+/// of the sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the
+/// smallest subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The error of the mean is this
+/// error divided by n. If a communicator rounds at every hop, as a ring does, the relative error is up to n u.
 ///
-/// A gradient of 65520/s or more becomes infinite as f16, and then its sum is infinite too.
+/// A gradient of 65520/s or more becomes infinite as f16, and the sum over ranks is then infinite or NaN.
 /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.
 ///
 /// ```
@@ -58,14 +58,14 @@ const LARGEST_COUNT: f32 = 32_768.0;
 ///
 /// # Source
 /// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. PyTorch's hooks divide by the number of ranks before the
-/// sum. In instep the step divides, and rounds once. Before the sum, f16 gradients are only multiplied by a power of
-/// two.
+/// sum. In instep, the step divides the sum and rounds once. Before the sum, f16 gradients are only multiplied by a
+/// power of two.
 pub struct Compressed<C> {
     comm: C,
     dtype: DType,
     pre_scale: f32,
     kernels: Kernels,
-    /// A buffer for the largest bucket. It stays allocated, so that later passes allocate nothing.
+    /// A buffer for the largest bucket, which stays allocated so that later passes allocate nothing.
     scratch: Mutex<Vec<u16>>,
 }
 
@@ -80,8 +80,8 @@ impl<C: Collective> Compressed<C> {
     }
 
     /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Gradients are first multiplied by the
-    /// largest power of two that is not above 1/world_size. A sum of finite values is then finite. See
-    /// [`pre_scale`](Self::pre_scale).
+    /// largest power of two that is not above 1/world_size. If the gradients of all ranks are finite in f16, their
+    /// scaled sum is finite too. See [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
     /// Errors as for [`bf16`](Self::bf16).
@@ -125,7 +125,7 @@ impl<C: Collective> Compressed<C> {
         Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
     }
 
-    /// Returns the largest number of ranks up to which the type can count exactly.
+    /// Returns the largest number of ranks that the type can count exactly.
     fn most_counted_ranks(&self) -> u32 {
         if self.dtype == DType::BF16 { 256 } else { 2048 }
     }
@@ -156,7 +156,7 @@ impl<C: Collective> Collective for Compressed<C> {
         self.comm.world_size()
     }
 
-    /// Returns true for the host's memory, if the inner collective reaches it.
+    /// Returns true only for the host's memory, and only if the inner collective reaches that memory.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host && self.comm.reaches(place)
     }

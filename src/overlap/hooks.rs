@@ -19,13 +19,13 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
 /// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step uses the
 /// hook's result as the SUM over ranks, and divides it by the number of ranks. If a hook computes means, it must call
-/// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters diverge.
-/// `Hooked` works only on the host so far.
+/// [`means_to_sums`](GradBucket::means_to_sums). The hook's result must have the same bits on every rank, or parameters
+/// diverge. `Hooked` works only on the host so far.
 ///
 /// The inner communicator makes the hook's sums, so `Hooked` around [`Compressed`](super::Compressed) sends 16 bits per
-/// gradient. For a second hook, wrap the first `Hooked` in a second one. The outer wrapper's hook is called first. The
-/// inner wrapper accepts only complete buckets, so the outer hook must sum with [`all_reduce`](GradBucket::all_reduce)
-/// and with no other call.
+/// gradient. For a second hook, wrap the first `Hooked` in a second `Hooked`. The outer wrapper's hook is called first.
+/// The inner wrapper accepts only complete buckets, so the outer hook must sum with
+/// [`all_reduce`](GradBucket::all_reduce) and with no other call.
 ///
 /// ```
 /// use instep::overlap::{GradBucket, Hooked};
@@ -51,11 +51,11 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Ordering
 /// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the buckets' indices. A bucket's
-/// norm and step come after its hook.
+/// norm and step run after the bucket's hook.
 ///
 /// # Errors
-/// `Unsupported` if the stepper counts ranks, but the inner communicator does not sum the counts. Ranks would then skip
-/// different parameters. A stepper counts ranks with [`Unused::Skip`](crate::Unused) or
+/// `Unsupported` if the stepper counts ranks, but the inner communicator does not sum the counts. Without summed
+/// counts, ranks would skip different parameters. A stepper counts ranks with [`Unused::Skip`](crate::Unused) or
 /// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs). If the hook returns an error or panics, the stepper is
 /// poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A sum that has
 /// failed poisons the stepper even if the hook returns `Ok`.
@@ -71,7 +71,8 @@ struct State<H> {
     hook: H,
     /// The plan with the offset and length of each gradient.
     plan: Option<Plan>,
-    /// A bucket's counts, and a 1 after them. The buffer stays allocated, so that later passes allocate nothing.
+    /// A buffer for a bucket's counts, followed by a 1. The buffer stays allocated, so that later passes allocate
+    /// nothing.
     counted: Vec<f32>,
 }
 
@@ -82,8 +83,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C
     }
 }
 
-/// Sums counts over ranks. A further element of 1 is summed with them. If its sum is not the number of ranks, the
-/// communicator has not summed the counts, and an error is returned.
+/// Sums counts over ranks. An additional element of 1 is summed with the counts. If the sum of this element is not the
+/// number of ranks, the communicator has not summed the counts, and an error is returned.
 fn sum_counts(
     comm: &dyn Collective,
     key: CallKey,
@@ -119,7 +120,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         self.comm.world_size()
     }
 
-    /// Returns true for the host's memory, if `C` reaches it.
+    /// Returns true only for the host's memory, and only if `C` reaches that memory.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host && self.comm.reaches(place)
     }

@@ -1,15 +1,15 @@
 //! Finds optimizers by name or by type, for programs that read their optimizer from a configuration.
 //!
-//! A name maps to a constructor, which gets hyperparameters by name. This module must refuse a second entry for the
-//! same name or type. PyTorch's `register_overlapped` checks the wrong table for this, and silently replaces the first
-//! entry.
+//! A name maps to a constructor, which gets hyperparameters by name. This module refuses a second entry for the same
+//! name or type. PyTorch's `register_overlapped` searches the wrong table for an earlier entry, and silently replaces
+//! that entry.
 
 use std::any::{TypeId, type_name};
 
 use crate::error::{Error, Result, one_of};
 use crate::optim::{ALL, Custom, Descriptor, Optimizer, StepParam};
 
-/// The hyperparameters that a constructor gets, by name. If there is a name that the constructor does not read,
+/// The hyperparameters that a constructor gets, by name. If the constructor does not read one of the names,
 /// [`Resolved::build`] returns an error.
 #[derive(Debug)]
 pub struct Keywords<'a> {
@@ -18,13 +18,13 @@ pub struct Keywords<'a> {
 }
 
 impl Keywords<'_> {
-    /// Returns the value of the keyword `name`, or `default` if the caller gave none.
+    /// Returns the value of the keyword `name`, or `default` if the caller gave no value.
     pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
         self.asked.push(name);
         self.given.iter().find(|(given, _)| *given == name).map_or(default, |(_, value)| *value)
     }
 
-    /// Returns the flag of that name: 0 is false, 1 is true.
+    /// Returns the flag called `name`: 0 is false, 1 is true.
     ///
     /// # Errors
     /// `Config` for any other value.
@@ -157,7 +157,7 @@ impl Registry {
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
     }
 
-    /// Returns the entry with this name. If there is none, returns the entry named `fallback`.
+    /// Returns the entry with this name. If there is no such entry, returns the entry named `fallback`.
     ///
     /// # Errors
     /// `Unsupported` if neither entry exists.
@@ -190,7 +190,7 @@ impl Registry {
         Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }
 
-    /// Adds an entry, unless there is one for its name or its type.
+    /// Adds an entry. Returns an error if the name or the type already has an entry.
     fn add<T: 'static>(&mut self, name: String, construct: Construct) -> Result<()> {
         let (of, type_name) = (TypeId::of::<T>(), type_name::<T>());
         if self.entries.iter().any(|entry| entry.name == name) {
@@ -239,11 +239,12 @@ impl std::fmt::Debug for Registry {
 
 impl Registry {
     /// Returns a registry of the optimizers of this crate, under their names in `torch.optim`. An optimizer that
-    /// `torch.optim` lacks has its paper's name. [`names`](Self::names) lists the names.
+    /// `torch.optim` lacks has the name from its paper. [`names`](Self::names) lists the names.
     ///
     /// Hyperparameters have the names of their fields. A pair has two keywords: `betas` are `beta1` and `beta2`, `etas`
     /// are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
-    /// `torch.optim`. PyTorch's functional classes have other learning rates: 1e-2 for SGD, and 1e-3 for Adamax.
+    /// `torch.optim`. PyTorch's functional classes have other default learning rates: 1e-2 for SGD, and 1e-3 for
+    /// Adamax.
     pub fn standard() -> Registry {
         let entry = |descriptor: &&'static Descriptor| {
             let (of, type_name) = (descriptor.type_of)();

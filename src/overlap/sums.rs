@@ -28,10 +28,10 @@ enum Hook {
 /// shard if there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size),
 /// the hook runs after the all-reduce among replicas. With [`Accumulation::Summed`](crate::Accumulation) and
 /// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, the hook runs for each
-/// micro-batch, before the micro-batch's sum is added to the others. Norms, clipping and the step use the values that
-/// the hook leaves, and divide them by the number of ranks. Gradients are f32.
+/// micro-batch, before the micro-batch's sum is added to the earlier sums. Norms, clipping and the step use the values
+/// that the hook leaves, and divide them by the number of ranks. Gradients are f32.
 ///
-/// The hook of [`Hooked`](super::Hooked) replaces the sum. This hook runs after the sum.
+/// The hook of a [`Hooked`](super::Hooked) replaces the sum. The hook of a `SumHooked` runs after the sum.
 ///
 /// ```
 /// use instep::overlap::{BucketSum, SumHooked};
@@ -81,7 +81,7 @@ struct State {
     hook: Hook,
     /// The plan with the offset and length of each gradient.
     plan: Option<Plan>,
-    /// The bucket of the last reduce-scatter, if its all-reduce among replicas is still to come.
+    /// The bucket of the last reduce-scatter, if the bucket's all-reduce among replicas has not run yet.
     scattered: Option<u32>,
 }
 
@@ -96,8 +96,9 @@ impl SumHooked {
     }
 
     /// Builds a communicator that calls `hook` after each sum on a GPU. The hook runs on the trainer's thread, and
-    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have it. Without the
-    /// wrapper, NCCL starts a bucket's calls together. With the wrapper, NCCL starts them one after another.
+    /// enqueues its work on the stream of the sum. If one rank has such a wrapper, all ranks must have one. Without the
+    /// wrapper, NCCL starts a bucket's calls together. With the wrapper, NCCL starts a bucket's calls one after
+    /// another.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};
@@ -162,13 +163,13 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// Returns true for one kind of memory: the host's if the hook runs on the host, and otherwise a GPU's. The inner
+    /// Returns true only for memory of the device on which the hook runs, which is the host or a GPU. The inner
     /// communicator must also reach this memory.
     fn reaches(&self, place: Place) -> bool {
         self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }
 
-    /// Returns true for f32, if the inner communicator sums it.
+    /// Returns true only for f32, and only if the inner communicator sums f32.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32 && self.comm.sums(dtype)
     }

@@ -1,8 +1,8 @@
-//! A job of the pool, and the range of its chunks that are not taken yet.
+//! A job of the pool, and the range of chunks that no thread has taken yet.
 //!
 //! The launcher takes chunks from the front and helpers take them from the back, so each side walks through adjacent
-//! memory. Both ends of the range are in one word. One compare-and-swap takes a chunk, so only one thread gets the
-//! chunk.
+//! memory. Both ends of the range are packed into one word. One compare-and-swap takes a chunk, so only one thread gets
+//! the chunk.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,9 +37,9 @@ pub(crate) struct Job {
     pub(super) work: Box<dyn Chunks>,
     /// The chunks that no thread has taken.
     pub(super) rest: Rest,
-    /// Number of helpers that are working on the job. It changes only under the pool's lock.
+    /// Number of helpers that are working on the job. This number changes only under the pool's lock.
     pub(super) helpers: AtomicUsize,
-    /// Nanoseconds that the last launch on one thread took. Each later split launch reduces this time by a 64th.
+    /// Nanoseconds that the last launch on one thread took. Each later split launch reduces this time by 1/64.
     pub(super) alone_ns: AtomicU64,
 }
 
@@ -87,7 +87,7 @@ pub(super) enum Side {
 
 impl Job {
     /// # Panics
-    /// If there are 2^32 chunks or more.
+    /// Panics if there are 2^32 chunks or more.
     pub(crate) fn new(work: impl Chunks + 'static) -> Arc<Self> {
         assert!(u32::try_from(work.chunk_count()).is_ok(), "a job has less than 2^32 chunks");
         let rest = Rest(AtomicU64::new(0));

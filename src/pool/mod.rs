@@ -1,6 +1,6 @@
-//! The threads over which kernel launches are split. All ranks of a process share them.
+//! The threads over which kernel launches are split. All ranks of a process share these threads.
 //!
-//! The launching thread works too, so a pool of one thread is only that thread. The launching thread waits only for
+//! The launching thread works too, so a pool of one thread has no other thread. The launching thread waits only for
 //! helpers that are inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes
 //! longer than most launches. Helpers therefore stay awake for a while after a launch. A launch wakes sleeping helpers
 //! only if it is long or closely follows another launch. Jobs must never block, so that any number of ranks makes
@@ -22,23 +22,24 @@ use job::Side;
 pub(crate) use job::{Chunks, Job};
 pub use team::Team;
 
-/// A launch that moves fewer bytes than this is not split, even if helpers are awake. Sharing the work would cost more
-/// than it saves.
+/// A launch that moves fewer bytes than this is not split, even if helpers are awake. Splitting such a launch would
+/// cost more than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
 /// A launch that moves fewer bytes than this wakes no helper, unless it computes for long or closely follows another
-/// launch. It would usually end before a woken helper begins.
+/// launch. Such a launch usually ends before a woken helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// If a job's last launch on one thread took longer than this, the job's next launches wake helpers. Each of these
-/// launches shrinks the remembered time by a 64th, so an interrupted launch, which took unusually long, is forgotten
+/// launches shrinks the remembered time by 1/64, so an interrupted launch, which took unusually long, is forgotten
 /// after some launches.
 const WAKE_NS: u64 = 200_000;
 
-/// How long helpers stay awake after a launch, unless the environment says otherwise.
+/// How long helpers stay awake after a launch, unless `INSTEP_SPIN_US` sets another time.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// How long a launcher watches helpers that are inside a chunk. After this time, it sleeps until the helpers leave.
+/// How long a launcher watches helpers that are inside a chunk. After this time, the launcher sleeps until the helpers
+/// leave the job.
 const WATCH: Duration = Duration::from_micros(50);
 
 /// A handle to a pool of threads. Clones share the threads, and dropping the last clone ends the threads.
@@ -54,7 +55,7 @@ struct Shared {
     helpers: usize,
     spin: Duration,
     state: Mutex<State>,
-    /// Number of jobs queued so far. The end of the pool counts as a job.
+    /// Number of jobs queued so far. The shutdown of the pool counts as a job.
     queued: AtomicUsize,
     /// Number of helpers that watch `queued`.
     awake: AtomicUsize,
@@ -92,8 +93,8 @@ impl Pool {
         Pool::of(1, SPIN)
     }
 
-    /// Builds a pool as [`new`](Self::new) does. Its threads stay awake for `spin` after a launch. With
-    /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split over threads.
+    /// Builds a pool of `threads` threads, which stay awake for `spin` after a launch. With `Duration::ZERO`, the
+    /// threads sleep at once, and only launches of at least 6 MiB or 200 us are split over threads.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -110,7 +111,7 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    /// Builds a pool of `threads` threads. The caller has checked this number.
+    /// Builds a pool of `threads` threads. The caller must have checked this number.
     pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
@@ -240,8 +241,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the last launch ended less than `spin` ago. Helpers that the last launch woke would then still
-    /// be awake.
+    /// Returns whether the last launch ended less than `spin` ago. Helpers of that launch are then still awake.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()

@@ -17,11 +17,11 @@ pub trait Team: Send + Sync {
     /// Calls `work` on at most `threads` threads at the same time, and returns when every call has returned.
     ///
     /// A team may make any number of calls. The work is done once a call has returned and no other call is still
-    /// running. If there is no call, the launching thread does all the work.
+    /// running. If a team makes no call, the launching thread does all the work.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 }
 
-/// Runs all chunks of a job. The caller has refilled the job's range of chunks.
+/// Runs all chunks of a job. The caller must have refilled the job's range of chunks.
 pub(super) fn run(team: &dyn Team, threads: usize, job: &Arc<Job>) {
     let chunks = job.work.chunk_count();
     if chunks >= 2 && job.work.bytes() >= SPLIT_BYTES {

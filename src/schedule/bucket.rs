@@ -1,5 +1,5 @@
-//! Appends the ops of a bucket once its gradients are complete on this rank: its reduce, norm and step, when the mode
-//! allows each of them.
+//! Appends a bucket's reduce once the bucket's gradients are complete on this rank, and the bucket's norm and step once
+//! the mode allows them.
 //!
 //! Other files of this module append the ops of shards, micro-batches, offload and unused parameters. A mark follows
 //! the last op that accesses a bucket, and the next access waits only for this mark.
@@ -14,7 +14,7 @@ use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
     /// Reduces a bucket when its gradients are complete on this rank. Appends the norm and the step if the mode allows
-    /// them now. If the caller sums and `awaits` is true, the caller's sum may still be incomplete.
+    /// them now. If the caller sums gradients and `awaits` is true, the caller's sum may still be incomplete.
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             if awaits {
@@ -76,9 +76,9 @@ impl Schedule {
     }
 
     /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
-    /// the caller's event or function. Otherwise the sum is complete after the trainer's work so far, and the stream
-    /// waits for this work. Returns the mark for which the step must wait, or `None` if the step runs on the same
-    /// stream.
+    /// the caller's event or function. If `awaits` is false, the sum is complete after the trainer's work so far, and
+    /// the stream waits for this work. Returns the mark for which the step must wait, or `None` if the step runs on the
+    /// same stream.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -102,8 +102,8 @@ impl Schedule {
         if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
     }
 
-    /// Makes the first stream that reads a bucket's gradients wait for them, without a sum over ranks. Returns the mark
-    /// for which the step must wait, or `None` if the step runs on the same stream.
+    /// Makes the first stream that reads a bucket's gradients wait until the trainer has written them. Appends no sum
+    /// over ranks. Returns the mark for which the step must wait, or `None` if the step runs on the same stream.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
         self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
@@ -252,8 +252,8 @@ impl Schedule {
         }
     }
 
-    /// Appends the op of the pass's decision, if the pass has one. This op waits for the trainer's last read of the
-    /// loss scale.
+    /// Appends the op that makes the pass's decision, if the pass has a decision. This op waits for the trainer's last
+    /// read of the loss scale.
     pub(super) fn decide(&mut self) {
         if self.policy.decision == Decision::EachBucket {
             return;
@@ -316,7 +316,7 @@ impl Schedule {
     }
 
     /// Broadcasts rank 0's parameters of one bucket: in one call, or in one call per parameter if they are not
-    /// contiguous. Returns whether there was anything to broadcast.
+    /// contiguous. Returns false if the bucket has nothing to broadcast.
     fn broadcast_params(&mut self, bucket: u32) -> bool {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -344,10 +344,10 @@ impl Schedule {
         true
     }
 
-    /// Appends a collective between passes. It works on values that the trainer has written to the gradients' memory.
-    /// The trainer's next access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control) before this call and again after it. The next `Begin` then waits for the
-    /// trainer's accesses.
+    /// Appends a collective between passes. The collective works on values that the trainer has written to the
+    /// gradients' memory. The trainer's next access waits for the collective. The trainer must call
+    /// [`touch_all`](Self::touch_all) and [`touch_control`](Self::touch_control) before this call and again after it.
+    /// The next `Begin` then waits for the trainer's accesses.
     pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);
         let written = self.emitter.record(Stream::Compute);
@@ -358,8 +358,8 @@ impl Schedule {
     }
 
     /// Appends a collective without a mark. Consecutive collectives without a mark between them are one launch
-    /// ([`Op::joins`](crate::op::Op::joins)). Whether there is a mark must therefore depend only on conditions that are
-    /// equal on all ranks.
+    /// ([`Op::joins`](crate::op::Op::joins)). A mark between collectives must therefore depend only on conditions that
+    /// are equal on all ranks.
     pub(super) fn collective(
         &mut self,
         stream: Stream,

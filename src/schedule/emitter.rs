@@ -15,7 +15,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Returns whether passing this mark means that `other` was passed too.
+    /// Returns whether `other` is known to precede this mark, or to be the same position.
     fn implies(&self, other: &Mark) -> bool {
         self.is_after(other.ticket)
     }
@@ -35,12 +35,12 @@ pub(super) struct Emitter {
 }
 
 impl Emitter {
-    /// Returns an emitter without ops. Its list has room for `ops` ops between two drains.
+    /// Returns an emitter without ops. The emitter's list has room for `ops` ops between two drains.
     pub(super) fn with_room(ops: usize) -> Self {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
 
-    /// Appends an op without a mark. No other stream will wait for just this op.
+    /// Appends an op without a mark. No other stream can wait for this op alone.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
         self.ends[stream.index()] = None;
         self.ops.push(Op { stream, action });
@@ -67,7 +67,7 @@ impl Emitter {
         self.record(stream)
     }
 
-    /// Makes `stream` wait for all `marks`. For an element that is `None`, there is no wait.
+    /// Makes `stream` wait for all `marks`. Elements that are `None` add no wait.
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };

@@ -1,10 +1,10 @@
 //! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, and reductions of
-//! integers in control memory (`Sum64`, `Max32`, `Min32`), such as those of the global norm. This file also has the
-//! all-gathers that the trainer asks for.
+//! integers in control memory (`Sum64`, `Max32`, `Min32`), such as those of the global norm. This file also appends the
+//! all-gathers that the trainer requests.
 //!
 //! If a plan has no shards, this file appends only the all-reduce of each bucket. The trainer unshards a bucket before
 //! it uses the bucket, and reshards it afterwards. Unshards and reshards run on the gather stream in the order of the
-//! trainer's calls, so only the buckets that the trainer has asked for are full. On the host, a reshard frees the
+//! trainer's calls, so only the buckets that the trainer has unsharded are full. On the host, a reshard frees the
 //! memory pages of the other ranks' shards, and the addresses stay the same. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// All-reduces a bucket's tail block, which counts the ranks that have each gradient.
+    /// All-reduces a bucket's tail block, which counts, for each gradient, the ranks that have it.
     fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
         for group in groups.iter().filter(|_| tail.bytes() > 0) {
             let kind = CollectiveKind::AllReduce;
@@ -62,8 +62,7 @@ impl Schedule {
         }
     }
 
-    /// Zeroes or releases the gradients that other ranks step. The step of this rank does the same for the gradients
-    /// that this rank steps.
+    /// Zeroes or releases the gradients that other ranks step. The gradients that this rank steps are not included.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -103,8 +102,8 @@ impl Schedule {
         }
     }
 
-    /// Adds up the sums of squares over ranks, and finds the largest magnitude over ranks. Does this for the given
-    /// bucket, or otherwise for each clip set of the pass.
+    /// Adds up the sums of squares over ranks, and finds the largest magnitude over ranks. If `bucket` is `None`,
+    /// combines these numbers for each clip set of the pass.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
         let sets = if bucket.is_some() { 0 } else { self.plan.max_norms().len() as u32 };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
@@ -114,16 +113,16 @@ impl Schedule {
         self.share(stream, bucket, std::iter::once(bucket).chain((0..sets).map(Some)).flat_map(of_block));
     }
 
-    /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
-    /// possible, so that the next sum is not delayed. With `Fsdp` this is the reduce stream, because the gather stream
-    /// also carries unshards. One rank may launch a bucket before an unshard, and another rank may launch it after the
-    /// unshard. The order of collectives on the gather stream would then differ between ranks.
+    /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. The result is the gather
+    /// stream if possible, so that the next sum is not delayed. With `Fsdp`, the result is the reduce stream, because
+    /// the gather stream also carries unshards. One rank may launch a bucket before an unshard, and another rank may
+    /// launch it after the unshard. The order of collectives on the gather stream would then differ between ranks.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
 
-    /// Appends the `Measure` ops of a bucket's step. In each of them, a rank computes norms of its shards. The ranks
-    /// then add up these norms, and the sums are the norms of full parameters.
+    /// Appends the `Measure` ops of a bucket's step. In each `Measure` op, a rank computes norms of its shards. The
+    /// ranks then add up these norms, and the sums are the norms of full parameters.
     pub(super) fn measure(&mut self, bucket: u32) {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
@@ -173,14 +172,14 @@ impl Schedule {
         gathered.is_some_and(|gathered| self.emitter.is_after(Stream::Compute, gathered.ticket))
     }
 
-    /// Returns whether the bucket was handed over in the open pass. If it was, no rank may unshard it again, because
+    /// Returns whether the bucket was handed over in the open pass. No rank may unshard such a bucket again, because
     /// ranks hand a bucket over at different times. A frozen bucket is never handed over, so backward may still unshard
     /// it.
     pub fn is_bucket_handed_over(&self, bucket: u32) -> bool {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// All-gathers the shards of a bucket, after their last steps. All ranks make these calls in the same order.
+    /// All-gathers the shards of a bucket, after their last steps. All ranks must unshard buckets in the same order.
     /// Between passes, the ranks compare `agreement` in the all-gather. Does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
@@ -250,7 +249,8 @@ impl Schedule {
     }
 
     /// Returns a mark of the trainer's position, or `None` if `stream` is already ordered after the trainer's last
-    /// access to the bucket's parameters. `stream` is about to wait for `marks`, so these marks count as waited for.
+    /// access to the bucket's parameters. `stream` is about to wait for `marks`, so these marks count as already waited
+    /// for.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {

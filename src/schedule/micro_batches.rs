@@ -2,7 +2,7 @@
 //! micro-batch are summed over ranks.
 //!
 //! This file appends ops only if each micro-batch is summed. All these ops run on the reduce stream, so they need no
-//! waits between them. Only the trainer waits for them, before it writes the next gradients. The all-reduce among
+//! waits between them. Only the trainer waits for these ops, before it writes the next gradients. The all-reduce among
 //! replicas runs only once per pass. (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
 
 use std::num::NonZeroU32;
@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// Returns what the number of micro-batches adds to the agreement: 0 unless each of several micro-batches is summed.
+/// Returns what the number of micro-batches contributes to the agreement's number. The result is 0 unless each of
+/// several micro-batches is summed.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
@@ -38,7 +39,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Refuses to begin a micro-batch after the last one.
+    /// Returns an error unless a pass is open and has a further micro-batch.
     pub(crate) fn require_next_micro_batch(&self) -> Result<()> {
         self.require_open()?;
         match self.micro_batches_left {
@@ -47,7 +48,7 @@ impl Schedule {
         }
     }
 
-    /// Refuses to close a pass unless it is open and at its last micro-batch.
+    /// Returns an error unless a pass is open and at its last micro-batch.
     pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
@@ -58,7 +59,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether a parameter's gradient of an earlier micro-batch has been summed.
+    /// Returns whether an earlier micro-batch of the open pass has summed a gradient of this rank for the parameter.
     pub(crate) fn has_contributed(&self, param: usize) -> bool {
         self.open && self.readiness.has_contributed(param)
     }

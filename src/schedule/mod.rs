@@ -35,7 +35,7 @@ use crate::op::{Action, Op, Phase, Span, Stream, Ticket, most_ops_per_pass};
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// All steps run after the last reduce. This is the reference for the other two modes.
+    /// All steps run after the last reduce. This mode is the reference for the other two modes.
     Sequential,
     /// Each bucket's step runs right after its own reduce, during the rest of backward.
     #[default]
@@ -51,11 +51,12 @@ pub enum Decision {
     /// There is no decision, and no norm is computed.
     #[default]
     None,
-    /// One decision for each bucket. It depends on the bucket's own norm.
+    /// One decision for each bucket. The decision depends on the bucket's own norm.
     EachBucket,
-    /// One decision for the pass. It depends on the norm of all gradients, or on whether they are finite.
+    /// One decision for the pass. The decision depends on the norm of all gradients, or on whether all gradients are
+    /// finite.
     WholePass,
-    /// One decision for the pass. It also computes the loss scale of the next pass, and the trainer reads this loss
+    /// One decision for the pass, which also computes the loss scale of the next pass. The trainer reads this loss
     /// scale.
     WholePassAndLossScale,
 }
@@ -69,10 +70,10 @@ pub struct Policy {
     /// Whether the trainer is a stream. A stream may access a tensor until the hand-over, which may be long after the
     /// call that returned the tensor's address.
     pub trainer_is_a_stream: bool,
-    /// Whether collectives must come in the order of the buckets.
+    /// Whether collectives must run in the order of the buckets.
     pub keeps_order: bool,
-    /// Whether the caller sums the gradients. If so, there are no collectives, and no op may write a gradient before
-    /// the step.
+    /// Whether the caller sums the gradients. In this case, there are no collectives, and no op may write a gradient
+    /// before the step.
     pub sums_by_caller: bool,
 }
 
@@ -107,13 +108,13 @@ pub enum Broadcast<'a> {
 /// The options with which a pass opens.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
-    /// The parameters that are first broadcast from rank 0.
+    /// The parameters that rank 0 broadcasts at the start of the pass.
     pub broadcast: Broadcast<'a>,
     /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
     /// Whether this rank has no data. Such a rank takes part in all collectives with zeros.
     pub joined: bool,
-    /// The number that must be equal on all ranks. Every collective of the pass carries it.
+    /// The number that must be equal on all ranks. Every collective of the pass carries this number.
     pub agreement: u64,
 }
 
@@ -157,19 +158,20 @@ pub struct Schedule {
     pass: u64,
     open: bool,
     abandoned: bool,
-    /// The options of the open pass. They do not include the broadcast, because its ops have already been appended.
+    /// The options of the open pass. These options do not include the broadcast, because its ops have already been
+    /// appended.
     opening: Opening<'static>,
     /// The number of micro-batches that follow the current one in the open pass.
     micro_batches_left: u32,
-    /// The end of the pass's `Begin`. After it, the trainer may change the settings. If there are tail blocks, reduces
-    /// must wait for `Begin`, because `Begin` resets the counts that reduces sum.
+    /// The end of the pass's `Begin`. After this mark, the trainer may change the settings. If there are tail blocks,
+    /// reduces must wait for `Begin`, because `Begin` resets the counts that reduces sum.
     begun: Option<Mark>,
     /// The last reduce. If there are tail blocks, the next `Begin` must wait for this reduce.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
     /// The last all-gather of each bucket, or with offload the last upload of each bucket. The bucket's next step must
-    /// wait for it. A launch of several buckets waits for a slice of this list.
+    /// wait for this op. A launch of several buckets waits for a slice of this list.
     gathered: Vec<Option<Mark>>,
     /// The trainer's last access to all buckets together.
     all_touched: Ticket,
@@ -184,8 +186,8 @@ pub struct Schedule {
     /// Ticket of the trainer's last read of the loss scale. The next `Decide` writes the loss scale, so it must wait
     /// for this read.
     loss_scale_touched: Ticket,
-    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. Each rank's norms are those
-    /// of its parts of parameters.
+    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. Each rank computes the norms
+    /// of its own parts of parameters.
     shared_norms: Vec<Vec<Span>>,
     /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,
@@ -225,8 +227,8 @@ impl Schedule {
     }
 
     /// Sets which numbers in control memory are added up over ranks during each bucket's step. There is one span of
-    /// numbers for each `Measure` op. The numbers are each rank's norms of its parts of parameters. Rules such as LAMB
-    /// scale the update by the sums.
+    /// numbers for each `Measure` op. Each rank writes the norms of its own parts of parameters to these spans. Rules
+    /// such as LAMB scale the update by the sums over ranks.
     pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
         self.shared_norms = spans;
     }
@@ -241,14 +243,14 @@ impl Schedule {
         self.pass
     }
 
-    /// Sets the number of passes begun so far. This is needed after a capture, which runs no pass, and after replayed
+    /// Sets the number of passes begun so far. Call this method after a capture, which runs no pass, and after replayed
     /// passes.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }
 
-    /// Returns the hash of all parameters that were declared unused after their hand-over. Ranks compare it in later
-    /// passes.
+    /// Returns the hash of all parameters that were declared unused after their hand-over. Ranks compare this hash in
+    /// later passes.
     pub(crate) fn late_unused(&self) -> u64 {
         self.late_unused
     }
@@ -272,7 +274,7 @@ impl Schedule {
         self.abandoned
     }
 
-    /// Returns the number that ranks compare in a pass with this opening.
+    /// Returns the number that ranks compare in a pass that opens with these options.
     pub(crate) fn agreement_of(&self, opening: &Opening<'_>) -> u64 {
         let of_pass =
             unused::share(self.late_unused) ^ micro_batches::share(&self.plan, opening.micro_batches);
@@ -314,8 +316,9 @@ impl Schedule {
         Ok(())
     }
 
-    /// Notes that the trainer has finished one use of a parameter. At the last use, the gradient is complete too.
-    /// Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
+    /// Records that the trainer has finished one use of a parameter. After the last use, the parameter's gradient is
+    /// complete. Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is
+    /// summed.
     ///
     /// # Errors
     /// `Order` if no pass is open, or if the parameter is frozen, was declared unused, or was handed over before. A
@@ -347,9 +350,8 @@ impl Schedule {
         }
     }
 
-    /// Hands over all uses of each parameter of a bucket. Parameters that take no part in the pass, or that were handed
-    /// over before, are left as they are. If `awaits` is true, the caller's sum may be incomplete, and the step waits
-    /// for this sum.
+    /// Hands over all uses of each parameter of a bucket. Skips parameters that take no part in the pass, or that were
+    /// handed over before. If `awaits` is true, the caller's sum may be incomplete, and the step waits for this sum.
     ///
     /// # Errors
     /// Errors as for [`hand_over`](Self::hand_over), for any of the parameters.

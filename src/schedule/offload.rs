@@ -46,8 +46,8 @@ impl Schedule {
         downloaded
     }
 
-    /// Copies the stepped parameters to the device, unless [`unshard`](Self::unshard) does this later. Returns the mark
-    /// for which an all-gather or the trainer must wait.
+    /// Copies the stepped parameters to the device, unless [`unshard`](Self::unshard) copies them later. Returns the
+    /// mark for which an all-gather or the trainer must wait.
     pub(super) fn upload(&mut self, bucket: u32, stepped: Mark) -> Mark {
         let plan = Arc::clone(&self.plan);
         if !plan.is_offloaded() || self.can_reshard(bucket) {

@@ -164,7 +164,7 @@ impl Readiness {
         self.uses_left[param] == 0
     }
 
-    /// Refuses a gradient of a frozen or unused parameter.
+    /// Returns an error if the parameter is frozen or declared unused, because such a parameter has no gradient.
     pub(super) fn refuse_frozen(&self, param: usize) -> Result<()> {
         let (wrong, remedy) = match (self.frozen[param], self.left_out[param]) {
             (true, _) => ("frozen, so it takes no gradient", "unfreeze it between passes"),

@@ -9,14 +9,14 @@ use std::ops::Range;
 use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
-/// The limit on the bytes of gradients in a shared launch. It applies if all-gathers or the next forward wait for
-/// single buckets. A launch of this size nearly reaches the speed of a copy, and a larger launch would prolong the
+/// The limit on the bytes of gradients in a shared launch. The limit applies if all-gathers or the next forward wait
+/// for single buckets. A launch of this size nearly reaches the speed of a copy, and a larger launch would prolong the
 /// waits (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
-    /// Sets for each bucket whether its step may share a launch with the next bucket's step. This helps on a device
-    /// where launches take time.
+    /// Sets for each bucket whether its step may share a launch with the next bucket's step. Sharing helps on a device
+    /// where each launch takes time, such as a GPU.
     pub fn share_launches(&mut self, with_next: Vec<bool>) {
         self.shares_with_next = with_next;
     }
@@ -40,8 +40,8 @@ impl Schedule {
         Some(first..last + 1)
     }
 
-    /// Returns whether the next forward or all-gathers wait for single buckets. In `Sequential` mode, the next forward
-    /// does not, because a trainer that is a stream waits for all steps when the pass ends.
+    /// Returns whether the next forward or all-gathers wait for single buckets. In `Sequential` mode on a GPU, the next
+    /// forward waits for no single bucket, because the trainer's stream waits for all steps when the pass ends.
     fn are_buckets_awaited(&self) -> bool {
         let are_gathered = self.plan.is_sharded() && !self.plan.shards_params();
         self.policy.mode != Mode::Sequential || are_gathered

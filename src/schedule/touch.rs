@@ -2,8 +2,8 @@
 //! and which ops wait for the trainer.
 //!
 //! An access waits for exactly the op that last touched the same bytes. Every access must be announced before it
-//! happens. Ops wait only until the trainer has passed the announced position. They are not ordered with accesses that
-//! come after this position, so each of these accesses needs a new announcement.
+//! happens. Ops wait only until the trainer has passed the announced position. Ops are not ordered with accesses after
+//! this position, so each later access needs a new announcement.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};
@@ -63,8 +63,8 @@ impl Schedule {
         self.touch_inputs(self.reduced);
     }
 
-    /// Announces that the trainer is about to read the loss scale of the open pass, or of the next one. The read waits
-    /// for the last decision, but not for the steps that follow it.
+    /// Announces that the trainer is about to read the loss scale of the open pass or, between passes, of the next
+    /// pass. The read waits for the last decision, but not for the steps that follow it.
     pub fn touch_loss_scale(&mut self) {
         self.emitter.after(Stream::Compute, &[self.decided]);
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);

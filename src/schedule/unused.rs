@@ -1,15 +1,15 @@
 //! Parameters that the trainer declares unused on all ranks in the open pass.
 //!
-//! The `Leave` op makes steps and norms skip such a parameter. It runs on the optim stream, after the pass's `Begin`
-//! and before the bucket's step, so it needs no wait. Ranks compare the declared parameters in the collective that sums
-//! the bucket. If that collective has already started, they compare them in the next pass.
+//! The `Leave` op makes steps and norms skip such a parameter. `Leave` runs on the optim stream, after the pass's
+//! `Begin` and before the bucket's step, so it needs no wait. Ranks compare the declared parameters in the collective
+//! that sums the bucket. If that collective has already started, ranks compare these parameters in the next pass.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// Returns what unused parameters contribute to the agreement's number. `unused` is the hash of these parameters.
+/// Returns the part of the agreement's number that unused parameters determine. `unused` is a hash of these parameters.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }

@@ -17,8 +17,8 @@ use crate::stepper::tensor::TensorId;
 impl<D: Device> Stepper<D> {
     /// Copies a tensor to the host. The values are converted from the tensor's [precision](crate::Precision) to f32.
     /// Between passes, `tensor` can be any tensor. In a pass, it can be a parameter, or a gradient that was written in
-    /// that pass. If you [write](Self::write) the values back, the tensor has the same bits as before. A stepper with a
-    /// lower precision rounds the values.
+    /// that pass. If you [write](Self::write) the values back, the tensor has the same bits as before. If you write the
+    /// values to a stepper of lower precision, they are rounded.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -69,9 +69,9 @@ impl<D: Device> Stepper<D> {
     /// write a state or an average, the next collective that [compares calls](Self::set_lr) returns `Mismatch`. Ranks
     /// do not compare the values that were written to states and averages.
     ///
-    /// [Sharded](crate::Strategy) parameters and masters are not broadcast either: each rank stores its own shard of
-    /// the values that it wrote. Ranks then compare the values that they wrote, including values from before the first
-    /// pass.
+    /// [Sharded](crate::Strategy) parameters and masters are not broadcast: each rank stores its own shard of the
+    /// values that it wrote. Ranks compare all values that they wrote to such parameters, including values from before
+    /// the first pass.
     ///
     /// # Shapes
     /// `from` has as many elements as the parameter.
@@ -192,7 +192,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read, because the other ranks' shards are
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
-    /// between the bucket's step and its all-gather. In that case only this rank's shard has been stepped.
+    /// between the bucket's step and its all-gather. In such a bucket, only this rank's shard has been stepped.
     ///
     /// On a GPU, this call is refused after a failure. A step on a GPU runs once its all-reduce has ended, even if the
     /// all-reduce has failed. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce,
@@ -226,7 +226,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits until every op has ended or has been skipped. If an op waits for other ranks, it does so at most until the
+    /// Waits until every op has ended or has been skipped. An op that waits for other ranks waits at most until the
     /// deadline.
     ///
     /// # Errors

@@ -46,8 +46,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Decodes a range of a tensor's values to f32. In an 8-bit state, the range must start where a block of codes
-    /// starts. `fetch` is called once for each `Memory` that stores a part of the encoded values. It copies the bytes
-    /// of that part.
+    /// starts. `fetch` copies encoded bytes, and is called once for each `Memory` that stores a part of the encoded
+    /// values.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -153,8 +153,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the `Memory` that holds a tensor's values. For a parameter with an f32 master, this is `Memory::Master`.
-    /// The second `Memory`, if any, holds the remainders of a master or the scales of 8-bit codes.
+    /// Returns the `Memory` that holds a tensor's values. A parameter with an f32 master has its values in
+    /// `Memory::Master`. The second `Memory`, if any, holds the remainders of a master or the scales of 8-bit codes.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {

@@ -2,7 +2,7 @@
 //! tensors or rebuild buckets.
 //!
 //! Every call checks all its arguments before it changes anything. The stepper's own tensors stay in place unless
-//! buckets are rebuilt. A rebuild copies the stepper's own tensors once, as in `rebuild.rs`.
+//! buckets are rebuilt. A rebuild copies the stepper's own tensors once (see `rebuild.rs`).
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -22,14 +22,14 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU, with parameters and gradient buckets in the caller's memory. The stepper owns the
-    /// optimizer states. Results have the same bits as in the stepper's own memory, although borrowed tensors need only
-    /// the alignment of their type. This call rejects [`uneven_inputs`](Self::uneven_inputs),
+    /// optimizer states. Results have the same bits as with the stepper's own memory. Borrowed tensors need only the
+    /// alignment of their type. This call rejects [`uneven_inputs`](Self::uneven_inputs),
     /// [`bucket_cap_bytes`](Self::bucket_cap_bytes) and [`Unused::Skip`](crate::Unused::Skip). `Unused::Skip` counts
-    /// the ranks that used each parameter, and borrowed buckets have no room for these counts. Call
-    /// [`Stepper::set_unused`] instead, for parameters that no rank used. The default of [`unused`](Self::unused) is
+    /// the ranks that used each parameter, and borrowed buckets have no room for these counts. Instead, call
+    /// [`Stepper::set_unused`] for parameters that no rank used. The default of [`unused`](Self::unused) is
     /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), make one of the
-    /// three calls listed below before you write a gradient through your own pointer. Otherwise zeros overwrite the
-    /// gradient, and the step uses the zeros.
+    /// three calls listed below before you write a gradient through your own pointer. Without such a call, zeros
+    /// overwrite the gradient, and the step uses the zeros.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -70,8 +70,8 @@ impl StepperBuilder<'_> {
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views and your own pointers access the tensor. Your own pointers follow the rules below.
-    /// 2. Write a gradient only after one of the three calls above and before its hand-over. Only your own sum may
-    ///    write the gradient after the hand-over, until the closure that you passed to
+    /// 2. Write a gradient only after one of the three calls above and before its hand-over. After the hand-over, only
+    ///    your own sum of the bucket may write the gradient, until the closure that you passed to
     ///    [`bucket_ready_after`](Stepper::bucket_ready_after) has returned.
     /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
     /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
@@ -79,8 +79,8 @@ impl StepperBuilder<'_> {
     /// 5. If a parameter has a [master](crate::Master), never write the parameter directly. Call [`Stepper::write`],
     ///    which writes the parameter and its master.
     ///
-    /// Closing or dropping the stepper waits for steps that still run. It waits for the caller's sums too, without a
-    /// deadline. Unless the thread is panicking, it also waits for queued collectives, at most until the deadline.
+    /// Closing or dropping the stepper waits for running steps and, without a deadline, for the caller's sums. Unless
+    /// the thread is panicking, closing or dropping also waits for queued collectives, at most until the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
@@ -90,12 +90,12 @@ impl StepperBuilder<'_> {
     /// [`loss_scale`](Self::loss_scale) to [`LossScale::External`](crate::LossScale).
     ///
     /// `scale` and `found_inf` are two of the scaler's tensors, with one f32 each. `scale` is the scaler's `_scale`,
-    /// and `found_inf` is the optimizer's tensor in `found_inf_per_device`. Both must lie where steps run: in the
-    /// device's memory or, with [`offload`](Self::offload), in the host's memory. A pass reads the scale once when it
-    /// begins, and its steps divide gradients by that scale. The scale must be finite and above 0. When the pass is
-    /// finished, all ranks must have the same `found_inf`. The pass is skipped if `found_inf` is not 0 at that time. A
-    /// pass with an infinite or NaN gradient is skipped too. After this decision, the stepper sets `found_inf` to 1 if
-    /// the pass is skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// and `found_inf` is the optimizer's tensor in `found_inf_per_device`. Both tensors must be in the memory where
+    /// steps run: the device's memory or, with [`offload`](Self::offload), the host's memory. A pass reads the scale
+    /// once when it begins, and its steps divide gradients by that scale. The scale must be finite and above 0. When
+    /// the pass is finished, all ranks must have the same `found_inf`. The pass is skipped if `found_inf` is not 0 at
+    /// that time. A pass with an infinite or NaN gradient is skipped too. Once the device has decided, the stepper sets
+    /// `found_inf` to 1 if the pass is skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -120,11 +120,11 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// With a scaler, [`finish`](Stepper::finish) waits until the device has decided whether the pass is skipped, and
-    /// thus for the last collective. It does not wait for steps. On a GPU the trainer's stream waits, and the thread
-    /// waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's stream may read
-    /// and write both tensors. During a pass, such work may access only `found_inf`. With offload, these rules apply to
-    /// the trainer's thread instead of its stream. A captured pass uses the same addresses in every replay. With
-    /// offload on a GPU, capture is refused.
+    /// thus for the last collective. `finish` does not wait for steps. On a GPU the trainer's stream waits, and the
+    /// thread waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's stream
+    /// may read and write both tensors. During a pass, work on the trainer's stream may access only `found_inf`. With
+    /// offload, these rules apply to the trainer's thread instead of its stream. A captured pass uses the same
+    /// addresses in every replay. With offload on a GPU, capture is refused.
     ///
     /// # Errors
     /// This call itself returns no error. Building the stepper returns the following errors. `Config` if an address is
@@ -133,8 +133,9 @@ impl StepperBuilder<'_> {
     ///
     /// # Safety
     /// Both addresses stay aligned and valid for one f32, in the memory where steps run, until
-    /// [`close`](Stepper::close) has returned `Ok`. Until then, you access the tensors only as Ordering allows. If
-    /// `close` fails, or the stepper is dropped instead, both rules hold until the device has run all its work.
+    /// [`close`](Stepper::close) has returned `Ok`. Until then, you access the tensors only at the times that the
+    /// section Ordering allows. If `close` fails, or the stepper is dropped instead, both rules hold until the device
+    /// has run all its work.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.
@@ -191,10 +192,10 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU the
-    /// trainer's stream waits instead. Later work on that stream, such as freeing the old memory, comes after all work
-    /// that uses the old memory. The host waits only if this is the third call that moves parameters, and the GPU has
-    /// not yet copied the addresses of the first. If the buckets are new, the host waits for all steps, even on a GPU.
-    /// Ranks then compare layouts, buckets and options.
+    /// trainer's stream waits for the steps instead. Later work on that stream, such as freeing the old memory, runs
+    /// after all work that uses the old memory. The GPU copies the new addresses of parameters from one of two buffers,
+    /// and the host waits only if both buffers are in use. If the buckets are new, the host waits for all steps, even
+    /// on a GPU, and ranks compare layouts, buckets and options.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
     /// different buckets, the next collective that [compares calls](Self::set_lr) returns `Mismatch`.
@@ -209,9 +210,9 @@ impl<D: Device> Stepper<D> {
     /// # Safety
     /// From this call on, the new memory meets the safety contract of the constructor that borrowed the old memory.
     /// Until this call returns `Ok`, the old memory meets that contract too. Before this call, copy the values of every
-    /// moved parameter to its new address, on every rank. This call does not copy or broadcast them, and does not
-    /// update the [master](crate::Master). On a GPU, the work that fills the new memory comes before this call on the
-    /// trainer's stream. Gradients may be filled later, as in any pass.
+    /// moved parameter to its new address, on every rank. This call does not copy or broadcast these values, and does
+    /// not update the [master](crate::Master). On a GPU, the work that fills the new memory comes before this call on
+    /// the trainer's stream. Gradients may be filled later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;

@@ -1,8 +1,8 @@
 //! Builds a stepper from options: first checks the options, then makes the stepper's parts.
 //!
 //! One table says which options exclude each other. An option overrides its environment variable, and the variable
-//! overrides the default. If a build is refused, no thread still runs, no memory stays allocated and no collective call
-//! is unfinished.
+//! overrides the default. A refused build leaves no running thread, no allocated memory and no unfinished collective
+//! call.
 
 use crate::layout::{Gradients, Layout, Plan, SegmentAction, Storage, Storages, Tails};
 use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
@@ -64,7 +64,7 @@ impl StepperBuilder<'_> {
     /// # Errors
     /// `Config` if a value is out of range, or if the mode does not allow an option. `Unsupported` if this machine
     /// lacks the instruction set or cannot release memory. `Unsupported` if the collective cannot reach the host's
-    /// memory, or cannot sum gradients of their type. `Unsupported` if a custom optimizer does not support the options.
+    /// memory, or cannot sum the gradients' type. `Unsupported` if a custom optimizer does not support the options.
     /// `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be addressed or allocated.
     pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
         self.on_host(sums.into(), None)
@@ -93,8 +93,8 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Makes all parts of the stepper except the device and the communicators after the first. `make` receives a
-    /// blueprint of these parts, and returns the device and all communicators.
+    /// Makes the stepper. The closure `make` receives a blueprint, from which it makes the device and any further
+    /// communicators.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,

@@ -254,14 +254,14 @@ impl<'a> StepperBuilder<'a> {
     /// choose differently.
     ///
     /// * [`Zero`](Gradients::Zero): after the pass the gradient is zeros, even if it was not written. The gradient of a
-    ///   frozen parameter does not change. It is already zeros if the parameter was stepped before, or shares a bucket
-    ///   with a stepped parameter.
+    ///   frozen parameter does not change. A frozen parameter's gradient is already zeros if the parameter was stepped
+    ///   before, or shares a bucket with a stepped parameter.
     /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
     ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided only by
     ///   the loss scale. Gradients with the action [`Average` or `Leave`](crate::SegmentAction), and gradients of
-    ///   parameters without an optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip such
-    ///   gradients too. If a pass is abandoned, a bucket that was not stepped holds either the sums or this rank's own
-    ///   gradients.
+    ///   parameters without an optimizer, are the same as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip
+    ///   such gradients too. If a pass is abandoned, a bucket that was not stepped holds either the sums or this rank's
+    ///   own gradients.
     /// * [`Release`](Gradients::Release): in `Eager` mode, each bucket's pages are returned to the operating system
     ///   right after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is
     ///   faster than the steps. In the other modes all gradients are in memory when the last gradient has been reduced.
@@ -332,9 +332,9 @@ impl<'a> StepperBuilder<'a> {
 
     /// Keeps an exponential moving average in f32 of each parameter, or of its [master weight](crate::Master) if it has
     /// one. Each update of the parameter sets the average to `decay * average + (1 - decay) * parameter`, in the same
-    /// launch. Before the first update the average is zeros. The first update sets it to the parameter. A custom
-    /// optimizer ([`Custom`](crate::optim::Custom)) keeps no average. [`Stepper::read`](crate::Stepper::read) returns
-    /// the average.
+    /// launch. Before the first update the average is zeros. The first update sets the average to the parameter's
+    /// value. A custom optimizer ([`Custom`](crate::optim::Custom)) keeps no average.
+    /// [`Stepper::read`](crate::Stepper::read) returns the average.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -361,8 +361,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets what a pass does with parameters that have no gradient. The default is [`Unused::Refuse`] on
-    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). Otherwise the default
-    /// is [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
+    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). In all other cases,
+    /// the default is [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self
@@ -376,8 +376,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Divides the summed gradients by this number, from 1 to 2^24. By default they are divided by the number of ranks.
-    /// The division is a part of the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the
+    /// Divides the summed gradients by this number, from 1 to 2^24. The default divisor is the number of ranks. The
+    /// division is a part of the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the
     /// undivided sums. The gradient of a local parameter is not divided.
     ///
     /// # Source
@@ -448,15 +448,16 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Gives this stepper its own pool of `threads` kernel threads. By default, the stepper uses the communicator's
-    /// shared pool. If the communicator has none, the pool has `INSTEP_THREADS` threads. If that variable is not set,
-    /// the pool has one thread per core, but at most [`Pool::MAX_THREADS`](crate::Pool::MAX_THREADS).
+    /// shared pool. If the communicator has no pool, the stepper makes a pool of `INSTEP_THREADS` threads. If
+    /// `INSTEP_THREADS` is not set, this pool has one thread per core, but at most
+    /// [`Pool::MAX_THREADS`](crate::Pool::MAX_THREADS).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Runs everything on the thread that calls the stepper. The hand-over that completes a bucket also reduces and
-    /// steps that bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
+    /// Runs all collectives and steps on the thread that calls the stepper. The hand-over that completes a bucket also
+    /// reduces and steps that bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
     /// [`threads(1)`](Self::threads) it starts none. Use this option in engines that have their own threads, and in
     /// processes that must not start threads. If several ranks share a process, each rank still needs its own thread,
     /// because an all-reduce waits for the other ranks.

@@ -14,7 +14,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl<D: Device> Stepper<D> {
-    /// Returns the parameter to which a tensor belongs, and the `Memory` in which it lies.
+    /// Returns the parameter that a tensor belongs to, and the `Memory` that stores the tensor.
     pub(super) fn find(&self, tensor: TensorId<'_>) -> Result<(ParamId, Memory)> {
         let found = match tensor {
             TensorId::Param(id) => (id, Memory::Params),
@@ -90,7 +90,7 @@ impl<D: Device> Stepper<D> {
         self.agreement.forget();
     }
 
-    /// Waits until the trainer may touch a tensor, and notes the access.
+    /// Waits until the trainer may touch a tensor, and records the access.
     pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
         let index = self.layout.index(id)?;
         let segment = self.plan.segment_of(index).clone();
@@ -122,8 +122,8 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// If the trainer is a stream, records the accesses that it may have made since it claimed the parameter or its
-    /// gradient. Call this before a hand-over.
+    /// If the trainer is a stream, records the accesses that the stream may have made since the parameter or its
+    /// gradient was claimed. Call this before a hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {

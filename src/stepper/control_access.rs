@@ -1,7 +1,8 @@
 //! Reads and writes the device's memory between launches: settings, counts, the status of a pass, and tensors.
 //!
 //! A function claims its bytes in the schedule and records the access for the checker, before it calls the device. If a
-//! function leaves this to its caller, its comment says so. Only this file and `views.rs` access memory that ops touch.
+//! function leaves the claim and the record to its caller, its comment says so. Only this file and `views.rs` access
+//! memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -44,8 +45,8 @@ impl<D: Device> Stepper<D> {
     /// Writes changed settings to the device before a pass begins, in one write.
     ///
     /// # Errors
-    /// Returns the error of the wait for the last `Begin`. The settings then stay marked as changed, so the next call
-    /// writes them.
+    /// Returns an error if the wait for the last `Begin` fails. The settings then stay marked as changed, so the next
+    /// call writes them.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());
@@ -162,7 +163,7 @@ impl<D: Device> Stepper<D> {
         self.copy_control_part(Span::LOSS_SCALE)
     }
 
-    /// Copies a part of control memory to the host. The caller has settled all ops that write this part.
+    /// Copies a part of control memory to the host. The caller has waited for all ops that write this part.
     pub(super) fn copy_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         assert!(span.memory == Memory::Control && span.bytes() == BYTES as u64, "{span:?}");
         let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);

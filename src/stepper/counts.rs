@@ -1,7 +1,7 @@
 //! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta.
 //!
-//! If a call sets NAdam's step count without the product, it is refused. Otherwise the next update's bias correction
-//! would silently be wrong.
+//! A call that sets NAdam's step count without the product is refused, because the next update's bias correction would
+//! silently be wrong.
 
 use std::borrow::Cow;
 
@@ -35,7 +35,8 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 impl<D: Device> Stepper<D> {
     /// Returns how many times a parameter's first optimizer has updated the parameter. With the key `(parameter,
     /// optimizer)`, returns the number of updates by that [optimizer](Self::optimizers_of). The counts of a parameter's
-    /// optimizers differ only if an optimizer was [added later](Self::add_optimizer_for).
+    /// optimizers can differ if an optimizer was [added later](Self::add_optimizer_for), or if you
+    /// [set](Self::set_step_count) the count of only one optimizer.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -125,8 +126,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Returns the name of the number that an optimizer [carries](Self::carried). It is the name in `torch.optim`, with
-    /// the suffix `#k` for the parameter's `k`-th further optimizer.
+    /// Returns the name of the number that an optimizer [carries](Self::carried). The name is that of `torch.optim`,
+    /// with the suffix `#k` for the parameter's `k`-th further optimizer.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);
@@ -163,8 +164,8 @@ impl<D: Device> Stepper<D> {
         self.optimizers.all()
     }
 
-    /// Returns the optimizers of a parameter. Those that step it come first, in the order of their steps. Those that
-    /// are only [attached](crate::StepperBuilder::attach) to it follow.
+    /// Returns the optimizers of a parameter. Optimizers that step the parameter come first, in the order of their
+    /// steps. Optimizers that are only [attached](crate::StepperBuilder::attach) to the parameter follow.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

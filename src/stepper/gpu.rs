@@ -89,13 +89,13 @@ impl StepperBuilder<'_> {
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
-    /// every address stays valid until the device has been synchronised after that. Until then, the tensors are
-    /// accessed only by the stepper, by work on the trainer's stream, and by the sums that you hand over with
-    /// [`bucket_ready_after`](Stepper::bucket_ready_after). Another stream counts as the trainer's stream if it forks
-    /// from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a gradient may be written
-    /// only after [`Stepper::ptr`] has returned its address, and before its hand-over. A parameter may be read only
-    /// between [`Stepper::ptr`] for the parameter and its next hand-over, or after [`finish`](Stepper::finish) of a
-    /// pass in `Sequential` or `Eager` mode.
+    /// every address stays valid until you have synchronised the device afterwards. While the addresses must be valid,
+    /// the tensors are accessed only by the stepper, by work on the trainer's stream, and by the sums that you hand
+    /// over with [`bucket_ready_after`](Stepper::bucket_ready_after). Another stream counts as the trainer's stream if
+    /// it forks from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a gradient may be
+    /// written only after [`Stepper::ptr`] has returned its address, and before its hand-over. A parameter may be read
+    /// only between [`Stepper::ptr`] for the parameter and its next hand-over, or after [`finish`](Stepper::finish) of
+    /// a pass in `Sequential` or `Eager` mode.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -194,10 +194,10 @@ impl Stepper<CudaDevice> {
     /// poisons the stepper.
     ///
     /// # Safety
-    /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. The sum comes after
-    /// this pass's last write of the bucket's gradients, and after its last read of the bucket's parameters. (A wait
-    /// for an event that was never recorded returns at once, and an event that was recorded too early does not order
-    /// the sum. In both cases the step would race with the sum.)
+    /// The event has not been destroyed, and belongs to this device. The event was recorded in this pass, after the
+    /// bucket's sum. The sum runs after this pass's last write of the bucket's gradients, and after this pass's last
+    /// read of the bucket's parameters. (A wait for an event that was never recorded returns at once, and an event that
+    /// was recorded too early does not order the sum. In both cases the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -207,8 +207,8 @@ impl Stepper<CudaDevice> {
     }
 
     /// Returns the address of a tensor. Between passes, `tensor` may be any tensor. In a pass, it must be a parameter
-    /// or a gradient, and this call marks a gradient as written. Write all of that gradient, or add to it if it [was
-    /// written](Self::is_first) before. Between passes, borrowed parameters may also be written at their addresses
+    /// or a gradient, and this call marks a gradient as written. Write the full gradient, or add to the gradient if it
+    /// [was written](Self::is_first) before. Between passes, borrowed parameters may also be written at their addresses
     /// ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read at their addresses. To change them,
     /// call [`write`](Self::write).
     ///
@@ -217,13 +217,13 @@ impl Stepper<CudaDevice> {
     /// aligned to 256 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address from inside a
-    /// pass may be used until the parameter's hand-over. A parameter's address from between passes may be used until
-    /// the parameter's hand-over in the next pass. Any other address from between passes may be used until the next
-    /// pass begins. Another stream that uses the address must first wait for the trainer's stream, after this call. The
-    /// trainer's stream must then wait for the other stream, before the hand-over or `begin` after which the address
-    /// must not be used. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
-    /// [resharded](Self::reshard), by a call or by the bucket's launch.
+    /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address that was
+    /// returned inside a pass may be used until the parameter's hand-over. A parameter's address that was returned
+    /// between passes may be used until the parameter's hand-over in the next pass. Any other address that was returned
+    /// between passes may be used until the next pass begins. Another stream that uses the address must first wait for
+    /// the trainer's stream, after this call. The trainer's stream must then wait for the other stream, before the
+    /// hand-over or `begin` that ends the use of the address. With [`Strategy::Fsdp`](crate::Strategy) a parameter's
+    /// address is valid until its bucket is [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper has no such tensor, stores it as

@@ -45,10 +45,11 @@ impl Stepper<CudaDevice> {
     /// ```
     ///
     /// # Ordering
-    /// `trainer` must enqueue its work on the stream that the stepper was built with. It may also use streams that fork
-    /// from that stream and join it again. `trainer` must not wait for its work. It must access tensors by address,
-    /// because copies from and to the host are refused. All ranks must capture the same pass. The captured pass keeps
-    /// the communicator open, so drop the captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
+    /// `trainer` must enqueue its work on the stream that the stepper was built with. `trainer` may also use streams
+    /// that fork from that stream and join it again. `trainer` must not wait for its work. `trainer` must access
+    /// tensors by address, because copies from and to the host are refused. All ranks must capture the same pass. The
+    /// captured pass keeps the communicator open, so drop the captured pass before
+    /// [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors
     /// `Order` if a pass is open. `Order` if the next pass must broadcast rank 0's parameters: it is the first pass, or
@@ -56,8 +57,8 @@ impl Stepper<CudaDevice> {
     /// stepper in place of this one. `Unsupported` on the legacy default stream, or with
     /// [`Strategy::Fsdp`](crate::Strategy). `Unsupported` with [offload](crate::StepperBuilder::offload) to pageable
     /// memory, or with offload and a [`grad_scaler`](crate::StepperBuilder::grad_scaler). `Poisoned` after a failure.
-    /// Any error that `trainer` returns. `Device` if the driver cannot capture a call. After an error, and if `trainer`
-    /// panics, the capture has ended. The stepper is in the same state as before the capture, unless `trainer` has
+    /// Any error that `trainer` returns. `Device` if the driver cannot capture a call. After an error or a panic of
+    /// `trainer`, the capture has ended. The stepper is in the same state as before the capture, unless `trainer` has
     /// replaced it. A panic inside the pass ends the group of ranks, as it does without a capture.
     pub fn capture(
         &mut self,

@@ -1,8 +1,8 @@
 //! Learning rates and other hyperparameters: calls that set them between passes, multipliers per parameter, and
 //! schedules.
 //!
-//! Every change is written to the settings. The op `Begin` of the next pass reads them. Nothing is rebuilt, and a
-//! captured graph stays valid. All ranks must make the same changes.
+//! Every change is written to the settings. The op `Begin` of the next pass reads the settings. Nothing is rebuilt, and
+//! a captured graph stays valid. All ranks must make the same changes.
 
 use crate::abi::InstepHyper;
 use crate::device::Device;
@@ -18,8 +18,8 @@ impl<D: Device> Stepper<D> {
     /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
     /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
     /// the [collective](crate::Collective). If learning rates differ, the next pass's first collective then returns
-    /// `Mismatch`. Other collectives do not compare calls, so the ranks' parameters would silently diverge.
-    /// Hyperparameters are not saved in checkpoints.
+    /// `Mismatch`. Other collectives do not compare calls, so different learning rates make the ranks' parameters
+    /// diverge silently. Hyperparameters are not saved in checkpoints.
     ///
     /// # Ordering
     /// Waits until the op `Begin` of the last pass has run, but does not wait for the pass's steps. After an abandoned
@@ -99,9 +99,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule.
-    /// The learning rate then stays as it is until you call [`set_lr`](Self::set_lr). The schedule's step is the same
-    /// as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule,
+    /// and the optimizer keeps its present learning rate until you call [`set_lr`](Self::set_lr). The schedule's step
+    /// is the same as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, if the group has several optimizers, or if the schedule's numbers are
@@ -117,9 +117,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets the factor that multiplies the learning rates of a parameter's optimizers, from the next pass on. The
-    /// factor applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and
-    /// is not saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first
-    /// update. All ranks must set the same factor. If the factors differ, the next collective that [compares
+    /// factor applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. The factor is 1 until you set
+    /// it, and is not saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's
+    /// first update. All ranks must set the same factor. If the factors differ, the next collective that [compares
     /// calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```

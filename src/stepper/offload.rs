@@ -1,7 +1,7 @@
 //! Steps on the host (offload): the options that cannot be combined with offload, and how parameters are restored after
 //! a failure.
 //!
-//! The parameters lie in the host's memory, and the device has copies of them. The ops of `schedule/offload.rs` update
+//! The host's memory stores the parameters, and the device has copies of them. The ops of `schedule/offload.rs` update
 //! these copies. A write by the trainer changes both the host's memory and the device's copy.
 
 use crate::collective::Collective;
@@ -17,21 +17,21 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Runs steps on the host, in the host's memory. Reduced gradients are copied to the host. Stepped parameters are
-    /// copied back to the device after the step. With [`Strategy::Fsdp`](crate::Strategy), they are copied back when
-    /// they are [unsharded](Stepper::unshard). The copies run on separate streams and overlap with forward and
-    /// backward. Without this option, steps run on the stepper's device.
+    /// copied back to the device after the step. With [`Strategy::Fsdp`](crate::Strategy), stepped parameters are
+    /// copied back when their bucket is [unsharded](Stepper::unshard). The copies run on separate streams and overlap
+    /// with forward and backward. Without this option, steps run on the stepper's device.
     ///
     /// On a GPU the driver calls the host's kernels in the order of a stream (`cuLaunchHostFunc`).
     /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
     /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in a callback of the driver and must make no
-    /// CUDA call. The tensors of a [`grad_scaler`](Self::grad_scaler) must lie in the host's memory. Collectives must
+    /// CUDA call. The tensors of a [`grad_scaler`](Self::grad_scaler) must be in the host's memory. Collectives must
     /// also accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). After a graph has
     /// captured a communicator's collectives, NCCL also runs its network operations in callbacks of the driver. A step
     /// on the host may then delay collectives between machines. Dropping a stepper waits for running steps.
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded)
     /// returns whether an entry of [`Stepper::memory`] is in the host's memory. On the host device, all memory is the
-    /// host's, so offload saves no memory there. It only lets you test the schedule.
+    /// host's, so offload saves no memory and only lets you test the schedule.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};

@@ -14,8 +14,8 @@ use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
 
 impl Stepper {
-    /// Hands over a bucket that the caller sums on another thread. `sum` must return once that sum is complete. The
-    /// stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller).
+    /// Hands over a bucket that the caller sums on another thread. The closure `sum` must wait until that sum is
+    /// complete, and then return. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller).
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -44,9 +44,9 @@ impl Stepper {
     /// Returns at once. On a stepper built [inline](crate::StepperBuilder::inline), this call runs `sum` before it
     /// returns. The steps of buckets that are handed over later also run after this sum. The stepper neither reads nor
     /// writes the bucket until `sum` has returned. Closing the stepper waits for `sum`, without a deadline. Dropping a
-    /// stepper on borrowed memory waits in the same way, also after a panic. `sum` must therefore return even if the
-    /// trainer fails. For example, `sum` can wait on a channel if the channel's sender is dropped before the stepper.
-    /// `sum` must not own the stepper.
+    /// stepper on borrowed memory also waits for `sum` without a deadline, even after a panic. `sum` must therefore
+    /// return even if the trainer fails. For example, `sum` can wait on a channel if the channel's sender is dropped
+    /// before the stepper. `sum` must not own the stepper.
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` if the stepper itself sums the bucket, or if this is
@@ -91,10 +91,10 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over a parameter. With this call you declare that you have written its gradient and finished one use of
-    /// the parameter. A bucket is reduced once all its parameters are handed over. With several ranks, all earlier
-    /// buckets must be handed over too. The mode decides when the bucket is stepped. With sums [by the
-    /// caller](crate::Sums::by_caller), you also declare that the sum of the gradient is complete. On a GPU, such a sum
-    /// needs an event, so call `bucket_ready_after` instead of `grad_ready`.
+    /// the parameter. A bucket is reduced once all its parameters are handed over. With several ranks, the reduce also
+    /// requires that all earlier buckets are handed over. The mode decides when the bucket is stepped. With sums [by
+    /// the caller](crate::Sums::by_caller), you also declare that the sum of the gradient is complete. On a GPU, such a
+    /// sum needs an event, so call `bucket_ready_after` instead of `grad_ready`.
     ///
     /// # Ordering
     /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
 
     /// Begins the next micro-batch of the pass. The trainer may access every parameter again, and gradients keep their
     /// values. With [`Accumulation::Summed`](crate::Accumulation), this call first hands over the gradients that were
-    /// written and not handed over. In the next micro-batch, the first write of each gradient then replaces the
+    /// written but not yet handed over. In the next micro-batch, the first write of each gradient then replaces the
     /// gradient.
     ///
     /// # Errors
@@ -159,7 +159,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a bucket: all uses of all its parameters, except of frozen and [unused](Self::set_unused) parameters.
+    /// Hands over a bucket: all uses of all its parameters, except frozen and [unused](Self::set_unused) parameters.
     /// The gradients of all these parameters must have been written, even with [`Unused::Skip`](crate::Unused) or
     /// `StepZero`. To leave a gradient out, hand over each of the bucket's other parameters by
     /// [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), you also declare with this
@@ -249,7 +249,7 @@ impl<D: Device> Stepper<D> {
     /// the trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` in five cases. If a pass is open, it stays open: complete or abandon it.
+    /// `Order` in five cases. An open pass stays open after the error: complete or abandon it.
     /// - No pass is open.
     /// - This is not the last micro-batch.
     /// - A gradient was not written, and the option is [`Unused::Refuse`](crate::Unused) or the caller sums the
@@ -286,10 +286,10 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// If the pass broadcasts parameters, this call waits for the broadcast. Otherwise it returns at once. In
-    /// `Sequential` and `Normed` mode, no parameter has changed. In `Eager` mode, the buckets in the result stay
-    /// stepped. [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training
-    /// can continue only if all ranks abandon the pass, and have launched the same buckets by then. Otherwise their
-    /// next collective returns `LeftPass` or `Mismatch`.
+    /// `Sequential` and `Normed` mode, no parameter has changed. In `Eager` mode, the result lists buckets that were
+    /// already stepped, and these steps are not undone. [`Status::abandoned`](crate::Status) counts the pass.
+    /// Learning-rate schedules do not advance. Training can continue only if all ranks abandon the pass after they have
+    /// launched the same buckets. Otherwise the ranks' next collective returns `LeftPass` or `Mismatch`.
     ///
     /// # Errors
     /// `Order` if no pass is open.

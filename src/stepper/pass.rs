@@ -1,7 +1,8 @@
 //! A pass that borrows its stepper, so that the compiler enforces the rules of safe access.
 //!
-//! A lifetime expresses each rule, and an example that must not compile tests it. The stepper's state, not `Drop`,
-//! decides whether a pass is open. After a leaked or detached pass, the next `begin` therefore returns an error.
+//! Each rule is expressed by a lifetime, and tested by a doc example that must not compile. The stepper's state, not
+//! `Drop`, decides whether a pass is open. If a leaked or detached pass is still open, the next `begin` therefore
+//! returns an error.
 
 use std::mem;
 use std::num::NonZeroU32;
@@ -142,8 +143,8 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// Does not wait. The steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
     /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket. When
-    /// such a pass opens, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread waits
-    /// until all ranks have opened the pass.
+    /// a pass opens after such a write, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl),
+    /// this comparison blocks the thread until all ranks have opened the pass.
     ///
     /// # Errors
     /// `Order` if a pass is still open, [detached](Pass::detach) or leaked. [`abandon`](Self::abandon) ends that pass.
@@ -234,7 +235,7 @@ impl<'a, D: Device> Pass<'a, D> {
         self.stepper.finish()
     }
 
-    /// Abandons the pass with [`Stepper::abandon`]. Dropping a pass does the same.
+    /// Abandons the pass with [`Stepper::abandon`]. Dropping a pass also abandons it.
     ///
     /// # Ordering
     /// Ordering as for [`Stepper::abandon`].

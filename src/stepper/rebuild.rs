@@ -1,9 +1,9 @@
-//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Neither changes a bit of the
-//! training's state.
+//! Rebuilds buckets in the order in which gradients arrive, and adds optimizers. Neither operation changes a bit of the
+//! existing parameters, states and step counts.
 //!
 //! All ranks use rank 0's order. Rank 0 broadcasts this order in the memory of gradients, because every device and
-//! every collective can send that memory. The stepper keeps its old buckets until the new ones are complete. PyTorch's
-//! reducer rebuilds its buckets once, before the second forward.
+//! every collective can send that memory. The stepper keeps its old buckets until the new buckets are complete.
+//! PyTorch's reducer rebuilds its buckets once, before the second forward.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Rebuilds the buckets in the order in which rank 0 handed over its gradients. This is the order of the last pass,
-    /// in its last micro-batch. Unused and frozen parameters come last, in reverse registration order. In later passes,
-    /// each bucket is then complete as early as possible, even if the layout has another order. Returns whether the
-    /// order has changed.
+    /// Rebuilds the buckets in the order in which rank 0 handed over its gradients. Only hand-overs in the last
+    /// micro-batch of the last pass count. Unused and frozen parameters come last, in reverse registration order. In
+    /// later passes, each bucket is then complete as early as possible, even if the layout has another order. Returns
+    /// whether the order has changed.
     ///
     /// All ranks make this call at the same point between passes, usually once, after the first pass. The call costs a
-    /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. It
-    /// changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
+    /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. The
+    /// call changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
     /// anew, because the checker needs the buckets with which a recording was made. [Take](Self::take_recording) the
     /// old recording before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the
@@ -87,8 +87,8 @@ impl<D: Device> Stepper<D> {
 
     /// Adds an optimizer to parameters. The new optimizer runs after the optimizers that the parameters already have.
     /// If a parameter had no optimizer, it is stepped from now on. All ranks make this call at the same point between
-    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and changes as little. The new
-    /// optimizer's states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
+    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and leaves the same data
+    /// unchanged. The new optimizer's states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -266,9 +266,9 @@ impl<D: Device> Stepper<D> {
     /// Sets the optimizer of a group that was built without one. The group's name then selects the optimizer in
     /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper), [`set_lr_schedule`](Self::set_lr_schedule) and
     /// [`optimizers`](Self::optimizers), as if you had set the optimizer on the builder. The optimizer steps those
-    /// parameters of the group that have the action [`Step`](SegmentAction::Step) and no optimizer yet. This includes
-    /// parameters that [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at
-    /// the same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
+    /// parameters of the group that have the action [`Step`](SegmentAction::Step) and no optimizer yet. Parameters that
+    /// [`optimize_only`](crate::StepperBuilder::optimize_only) left out are included. All ranks make this call at the
+    /// same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

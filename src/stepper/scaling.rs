@@ -1,7 +1,7 @@
 //! Reads, saves and loads the values that one pass computes for the next: the dynamic loss scale, and the norm for
 //! clipping.
 //!
-//! The values lie on the device. In each pass, the trainer reads the pass's loss scale. This read must not wait for a
+//! The device stores the values. In each pass, the trainer reads the pass's loss scale. This read must not wait for a
 //! step, because otherwise steps in `Normed` mode could not overlap with the next forward.
 
 use std::mem::offset_of;
@@ -127,8 +127,8 @@ impl<D: Device> Stepper<D> {
         Ok(is_decided.then_some(norm))
     }
 
-    /// Returns whether passes are clipped by the previous pass's norm. If they are, a checkpoint includes that norm, in
-    /// every mode.
+    /// Returns whether passes are clipped by the previous pass's norm. A checkpoint of such a stepper includes that
+    /// norm, in every mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
     }
@@ -220,13 +220,13 @@ fn kept_by_the_caller() -> Error {
 }
 
 impl Stepper<CudaDevice> {
-    /// Returns the address of the open pass's loss scale, which is one f32. The trainer's own kernels can read it
-    /// there. The address stays the same, so a captured graph may hold it.
+    /// Returns the address of the open pass's loss scale, which is one f32. The trainer's own kernels can read the loss
+    /// scale at this address. The address stays the same, so a captured graph may hold it.
     ///
     /// # Ordering
     /// Work that you enqueue on the trainer's stream between this call and the end of the pass runs after the previous
-    /// pass's decision. It does not wait for the previous pass's steps. This pass's own decision runs after this work.
-    /// The host does not wait.
+    /// pass's decision. Such work does not wait for the previous pass's steps. The open pass's decision runs after such
+    /// work. The host does not wait.
     ///
     /// # Errors
     /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Order` between passes. `Poisoned` after a

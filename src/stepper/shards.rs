@@ -176,7 +176,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps and, if the tensor is sharded, for the other ranks.
     ///
     /// # Errors
-    /// `Order` inside a pass. `Mismatch` or `Deadline` if a rank does not take part. Other errors as for
+    /// `Order` inside a pass. `Mismatch` or `Deadline` if a rank does not make the call. Other errors as for
     /// [`read`](Self::read).
     pub fn gather<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
@@ -253,8 +253,8 @@ impl<D: Device> Stepper<D> {
         self.exchange(CollectiveKind::AllGather, spans, own, self.agreement.fixed())
     }
 
-    /// Makes a collective in the memory of gradients, and restores the gradients. `own` is first written to the start
-    /// of `src`. Returns the bytes of `dst` after the collective.
+    /// Runs a collective on the memory of gradients, and then restores the gradients. `own` is first written to the
+    /// start of `src`. Returns the bytes of `dst` after the collective.
     pub(super) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -305,9 +305,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if no pass broadcasts them. These are the values of sharded parameters, and
-    /// of parameters with sharded or offloaded masters. Sharded values are not broadcast, because each rank has only a
-    /// shard.
+    /// Adds the written values of sharded parameters, and of parameters with sharded or offloaded masters, to the
+    /// agreement. Passes do not broadcast sharded parameters or such masters. Sharded values are not broadcast, because
+    /// each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

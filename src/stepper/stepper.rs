@@ -1,4 +1,4 @@
-//! The stepper: one rank's layout, plan, state, schedule and device, and the calls that need only these.
+//! The stepper: one rank's layout, plan, state, schedule and device, and the calls that need only these parts.
 //!
 //! The stepper reports the trainer's calls to the schedule, and the schedule decides the order of the ops. The safe
 //! interface cannot race, because views borrow the pass, and every launch borrows the pass mutably or consumes it.
@@ -44,7 +44,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) rates: Rates,
     /// The settings that the next `Begin` op reads.
     pub(super) settings: Settings,
-    /// Whether these settings still have to be written to the device.
+    /// Whether `settings` has changes that are not yet written to the device.
     pub(super) settings_changed: bool,
     /// The divisor of summed gradients for a pass in which all ranks have data.
     pub(super) divisor: f64,
@@ -52,7 +52,8 @@ pub struct Stepper<D: Device = HostDevice> {
     /// The loss scale as it was configured.
     pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,
-    /// Whether the open pass is being captured. Other calls are refused until its end.
+    /// Whether the open pass is being captured. Until the capture ends, all calls that are valid only between passes
+    /// are refused.
     pub(super) is_capturing: bool,
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
@@ -75,8 +76,8 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many bytes each kind of [`Memory`] takes, padding included. The arenas of parameters, of gradients
-    /// and of each state have the same number of elements, because they share offsets. The
+    /// Returns how many bytes each kind of [`Memory`] takes, padding included. Unless tensors are sharded, each state's
+    /// arena has as many elements as the arena of parameters, because both use the same offsets. The
     /// [precision](crate::StepperBuilder::precision) sets the size of an element. For [sharded
     /// parameters](crate::Strategy::Fsdp), the bytes are those of this rank's shards and of the buckets that are
     /// unsharded now.
@@ -136,8 +137,8 @@ impl<D: Device> Stepper<D> {
     /// wait, and queued ops may still run until you synchronise the device.
     ///
     /// # Errors
-    /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open. In that case, closing also ends the
-    /// group, so the other ranks get an error.
+    /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open. If a pass is open, closing also ends
+    /// the group of ranks, so the other ranks get an error.
     pub fn close(mut self) -> Result<()> {
         let is_open = self.run.get_mut().schedule.is_open();
         if is_open {
@@ -207,8 +208,8 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// The buckets that were stepped before the pass was abandoned, in order. Their new parameters, states and step
-    /// counts stay. Only `Eager` mode has such buckets.
+    /// The buckets that were stepped before the pass was abandoned, in order. The new parameters, states and step
+    /// counts of these buckets stay. Only `Eager` mode has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

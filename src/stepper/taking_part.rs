@@ -1,11 +1,11 @@
 //! Parameters and ranks that take no part in a pass: frozen parameters, parameters that no rank used, and ranks that
 //! have run out of data.
 //!
-//! The schedule and the settings change together. The gradient of a frozen or unused parameter cannot be written. Such
-//! a parameter is not stepped, and no bucket waits for it. The trainer itself names unused parameters, whereas PyTorch
-//! finds them by `find_unused_parameters`. The stepper's own buckets can count the ranks with a gradient, but borrowed
-//! buckets have no room for counts. If no rank writes a gradient, declaring the parameter unused gives the same bits as
-//! `Unused::Skip`.
+//! A freeze changes the schedule and the settings together. The gradient of a frozen or unused parameter cannot be
+//! written. Such a parameter is not stepped, and no bucket waits for it. The trainer itself names unused parameters,
+//! whereas PyTorch finds them by `find_unused_parameters`. The stepper's own buckets can count the ranks with a
+//! gradient, but borrowed buckets have no room for counts. If no rank writes a gradient, declaring the parameter unused
+//! gives the same bits as `Unused::Skip`.
 //!
 //! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
 //! stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce also counts
@@ -68,8 +68,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Declares that no rank has a gradient for these parameters in the open pass. Their values, states and step counts
-    /// do not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets do not wait for
-    /// them, and the trainer can still read them.
+    /// do not change, and norms exclude their gradients, as with [`Unused::Skip`](crate::Unused). Their buckets do not
+    /// wait for them, and the trainer can still read them.
     ///
     /// If the gradient of an unused parameter was written in this pass and not handed over, the stepper replaces it by
     /// zeros before the reduce. After a hand-over, and with sums [by the caller](crate::Sums::by_caller), the stepper

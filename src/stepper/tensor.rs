@@ -29,22 +29,23 @@ pub enum TensorId<'n> {
     /// The parameter itself. If the parameter has a [master weight](crate::Master),
     /// [`Stepper::read`](crate::Stepper::read) returns the master's values.
     Param(ParamId),
-    /// The parameter's gradient. After a pass it is **the sum over ranks, still multiplied by the loss scale**. It is
-    /// not divided and not clipped. The step divides and clips by one common factor, and does not write the result to
-    /// the gradient. For the mean, divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale.
-    /// With the action [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
-    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient after the step.
+    /// The parameter's gradient. After a pass, the gradient is **the sum over ranks, still multiplied by the loss
+    /// scale**. The sum is neither divided nor clipped. The step divides and clips by one common factor, and does not
+    /// write the result to the gradient. For the mean, divide the sum by [`world_size`](crate::Stepper::world_size) and
+    /// the loss scale. With the action [Average](crate::SegmentAction), the gradient is the mean of the scaled
+    /// gradients. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient
+    /// after the step.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
     /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of
     /// optimizer have as many states as the group that needs the most states. A state that an optimizer does not use
     /// stays zero.
     State(ParamId, &'n str),
-    /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type. Only steps write it. It is zeros
-    /// until the parameter's first update.
+    /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type. Only steps write the copy. The copy
+    /// is zeros until the parameter's first update.
     Copy(ParamId),
-    /// The parameter's [moving average](crate::StepperBuilder::ema). It is zeros until the parameter's first update.
-    /// The first update replaces a written average, unless you also set the [step
+    /// The parameter's [moving average](crate::StepperBuilder::ema). The average is zeros until the parameter's first
+    /// update. The first update overwrites an average that you wrote, unless you also set the [step
     /// count](crate::Stepper::set_step_count).
     Ema(ParamId),
 }
@@ -100,8 +101,8 @@ impl<'s> Elements<'s> {
         Elements { memory, segment, range }
     }
 
-    /// Returns the span that has these elements now. While its bucket is resharded, an offloaded parameter lies only in
-    /// the host's memory.
+    /// Returns the span that stores these elements now. While a bucket is resharded, its offloaded parameters are only
+    /// in the host's memory.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);

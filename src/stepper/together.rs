@@ -1,5 +1,5 @@
-//! Serves ranks that write one checkpoint file together. It reads each rank's part of a tensor, and sends messages
-//! between ranks.
+//! Calls for ranks that write one checkpoint file together. These calls read each rank's part of a tensor, and send
+//! messages between ranks.
 //!
 //! Messages use the memory of the first gradients. The gradients are restored afterwards, as in `shards.rs`. The parts
 //! of all ranks cover the full tensor without a gap.
@@ -14,8 +14,8 @@ use crate::op::{Memory, Span};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
-/// The size in bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for a message, because it has
-/// at least 256 elements of gradients, of at least 16 bits each.
+/// The size in bytes of a [message of rank 0](Stepper::broadcast_message). Every sharded plan has room for a message,
+/// because it has at least 256 elements of gradients, of at least 16 bits each.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {

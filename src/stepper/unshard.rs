@@ -56,8 +56,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
     /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs a
-    /// device's collectives in the order of the calls. This strategy has run in two processes on one H200. It has not
-    /// run on several GPUs yet.
+    /// device's collectives in the order of the calls. This strategy has run in two processes on one H200, but not on
+    /// several GPUs yet.
     ///
     /// # Ordering
     /// Returns at once. An access of the bucket waits for the all-gather. The all-gather runs after the bucket's last
@@ -104,7 +104,7 @@ impl<D: Device> Stepper<D> {
     /// does nothing unless the bucket is [unsharded](Self::unshard).
     ///
     /// # Ordering
-    /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.
+    /// Returns at once. On a GPU the other ranks' shards are freed after all earlier work on the trainer's stream.
     ///
     /// # Errors
     /// `Layout` if there is no such bucket.

@@ -1,8 +1,8 @@
 //! Slices of tensors. A slice is returned only after the ops that conflict with it have ended.
 //!
-//! This is sound because of three facts. First, a slice borrows the stepper, and every launch borrows the stepper
-//! mutably. Second, no slice is made of a parameter that was handed over. Third, the checker proves that the schedule
-//! has no race with these accesses, and a slice is made only after the schedule's waits.
+//! The returned slices are sound because of three facts. First, a slice borrows the stepper, and every launch borrows
+//! the stepper mutably. Second, no slice is made of a parameter that was handed over. Third, the checker proves that
+//! the schedule has no race with these accesses, and a slice is made only after the schedule's waits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -261,8 +261,8 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns the memory of a tensor, for writing. Between passes, `tensor` can be any tensor. In a pass, it can only be a
-    /// gradient. The tensor then counts as written, as after [`write`](Self::write).
+    /// Returns the memory of a tensor, for writing. Between passes, `tensor` can be any tensor. In a pass, it can only
+    /// be a gradient. The tensor then counts as written, as after [`write`](Self::write).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -289,8 +289,8 @@ impl Stepper {
     /// # Errors
     /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
     /// if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or has a [master
-    /// weight](crate::Master). Use [`write`](Self::write) for such a parameter, because its values lie in several
-    /// places.
+    /// weight](crate::Master). Use [`write`](Self::write) for such a parameter, because its values are stored in
+    /// several places.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;
@@ -313,8 +313,9 @@ impl Stepper {
     }
 
     /// Returns a bucket's gradients in the open pass as one slice. Write all of the slice. The [plan](Self::plan) gives
-    /// the gradients' offsets in the slice. The slice includes the padding, and you may leave any values there. It
-    /// excludes the elements that count ranks. All gradients of the bucket count as written after this call.
+    /// the gradients' offsets in the slice. The slice includes the padding, and you may leave any values in the
+    /// padding. The slice excludes the elements that count ranks. All gradients of the bucket count as written after
+    /// this call.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -45,7 +45,7 @@ pub(super) struct Block {
     pub(super) stream: Stream,
     pub(super) kind: Kind,
     pub(super) interval: Interval,
-    /// The name. It consists of words and numbers, so it needs no escapes in any output format.
+    /// The name. The name consists of words and numbers, so it needs no escapes in any output format.
     pub(super) name: String,
     pub(super) pass: Option<u64>,
     pub(super) bucket: Option<u32>,
@@ -127,10 +127,10 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
 }
 
-/// Finds the pass of each op. The ops are in order of their starts. Only a collective has the number of its pass, and
-/// the passes of other ops follow from these rules. A bucket's norm and step come after its reduce and before its next
-/// reduce. A decision comes between the last reduce of its pass and the first reduce of the next pass. A pass is opened
-/// before its first op.
+/// Finds the pass of each op. The ops are in order of their starts. Only a collective has the number of its pass. The
+/// passes of all other ops follow from these three rules. A bucket's norm and step come after its reduce and before its
+/// next reduce. A decision comes between the last reduce of its pass and the first reduce of the next pass. A pass is
+/// opened before its first op.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;

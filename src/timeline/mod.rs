@@ -1,6 +1,6 @@
 //! Measured times of a training run: the share of optimizer time that was hidden, a trace and a picture.
 //!
-//! Executors pass intervals of one clock to this module. Nothing here reads a clock or opens a file.
+//! Callers pass intervals that one clock has measured. Nothing here reads a clock or opens a file.
 
 mod block;
 mod canvas;

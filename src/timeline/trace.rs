@@ -1,7 +1,7 @@
 //! Writes timelines in the trace-event format. ui.perfetto.dev and chrome://tracing show such files.
 //!
-//! In the trace, each rank is a process and each stream is a thread. This file writes text and opens no file. It does
-//! not escape text, because all names come from this file or from `block`.
+//! In the trace, each rank is a process and each stream is a thread. This file writes text and opens no file. Names are
+//! not escaped, because all names come from this file or from `block`.
 
 use std::fmt::{self, Display, Write};
 
@@ -61,7 +61,7 @@ fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     out.write_str("}}")
 }
 
-/// A number of nanoseconds. It is printed in microseconds, without rounding.
+/// A number of nanoseconds. `Display` prints the number in microseconds, without rounding.
 pub(super) struct Micros(pub(super) u64);
 
 impl Display for Micros {

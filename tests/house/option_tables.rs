@@ -11,8 +11,8 @@ use instep::optim::{ALL, Descriptor, Field, States};
 const HEADER: &str = "\
 # Optimizers
 
-Names and defaults on this page are those of `torch.optim`. If PyTorch lacks an optimizer, they are those of its paper. A
-configuration of `instep replay` has the optimizer's name in lower case.
+Names and defaults on this page are those of `torch.optim`. If PyTorch lacks an optimizer, its name and its defaults are
+those of its paper. A configuration of `instep replay` has the optimizer's name in lower case.
 [reference/optimizers.rs](../reference/optimizers.rs) has each formula in f64, and tests compare the kernels with these
 formulas. `tests/house/option_tables.rs` generates this page from the tables in `src/optim`.
 
@@ -35,9 +35,9 @@ A remainder has the 16 bits of an f32 that bf16 lacks, so a parameter and its re
 
 ![Loss of a small GPT in three formats](loss.svg)
 
-The curves come from `python python/benches/loss.py --svg docs/loss.svg`. This program trains a GPT of two layers for 500
-steps on this repository's own text, with five seeds. The last losses are 2.338 in f32 (2.304 to 2.401, by seed), 2.332 with
-remainders, and 2.336 with stochastic rounding.
+The curves come from `python python/benches/loss.py --svg docs/loss.svg`. This program trains a GPT of two layers for
+500 steps on this repository's own text, with five seeds. The final losses are 2.338 in f32 (2.304 to 2.401, by seed),
+2.332 with remainders, and 2.336 with stochastic rounding.
 ";
 
 fn states(states: &States) -> String {

@@ -16,7 +16,7 @@ use super::precisions::{Kind, storage};
 use super::reference;
 use super::system::last_level_cache_bytes;
 
-/// The world size of the timed steps. It is not 1, so that the division by it is timed too.
+/// The world size of the timed steps. The world size is not 1, so the time of a step includes the division by it.
 pub(super) const WORLD_SIZE: u32 = 8;
 
 /// The approximate number of elements that one sample steps. A sample therefore takes tens of milliseconds, much longer
@@ -38,7 +38,8 @@ struct Variant {
     changes: &'static [(&'static str, Value)],
 }
 
-/// The variants. Each sets an option that adds a state to its optimizer, and so changes the memory traffic of a step.
+/// The variants. Each variant sets an option that adds a state to its optimizer. The state increases the memory traffic
+/// of a step.
 const VARIANTS: [Variant; 2] = [
     Variant { name: "momentum", of: Sgd::DESCRIPTOR, changes: &[("momentum", Value::Number(0.9))] },
     Variant { name: "amsgrad", of: AdamW::DESCRIPTOR, changes: &[("amsgrad", Value::Flag(true))] },
@@ -111,9 +112,10 @@ impl FromStr for Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
-    /// Never: the steps rotate through several buckets, which together are at least four times as large as the cache.
+    /// Never: the steps rotate through buckets that together are at least four times as large as the cache. On the
+    /// host, `--quick` steps only one bucket.
     Beyond,
-    /// Always: every step uses the same bucket, which has at most a quarter of the cache's size.
+    /// Always: every step uses the same bucket. In a sweep, the bucket has at most a quarter of the cache's size.
     Resident,
 }
 
@@ -173,8 +175,8 @@ impl Shape {
         segments * length
     }
 
-    /// Returns the number of buckets. With [`Cache::Beyond`] and without `quick`, the buckets are so large in all that
-    /// each has left the cache before it is stepped again.
+    /// Returns the number of buckets. With [`Cache::Beyond`] and without `quick`, all buckets together are so large
+    /// that each bucket has left the cache before its next step.
     pub(super) fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
         let bytes = self.elements() as u64 * bytes_per_element;
         let beyond = (4 * last_level_cache_bytes()).div_ceil(bytes) as usize;

@@ -1,8 +1,8 @@
 //! Times each stage of a training run, from the layout to the checkpoint, for growing numbers of parameters. Each
 //! figure is the time divided by the number of parameters.
 //!
-//! Parameters are small, so the bench times bookkeeping. If a column is constant, the time is linear in the number of
-//! parameters.
+//! Parameters are small, so most of the time is bookkeeping and not arithmetic. If a column is constant, the time is
+//! linear in the number of parameters.
 
 use std::io::Cursor;
 use std::time::Instant;
@@ -19,7 +19,8 @@ use crate::Failure;
 use crate::console::print_line;
 
 const ELEMENTS: usize = 16;
-/// The number of parameters in a bucket. It is fixed, so the number of buckets grows with the number of parameters.
+/// The number of parameters in a bucket. This number is fixed, so the number of buckets grows with the number of
+/// parameters.
 const IN_BUCKET: usize = 1024;
 const CAP_BYTES: u64 = (IN_BUCKET * ELEMENTS * size_of::<f32>()) as u64;
 const USUAL: [usize; 3] = [1_000, 10_000, 100_000];

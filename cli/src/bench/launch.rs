@@ -1,5 +1,5 @@
-//! Times the work that a `BucketStep` adds to its kernel: it checks tensors, computes addresses, and derives the
-//! scalars of an update.
+//! Times the work that a `BucketStep` does in addition to its kernel: checking tensors, computing addresses, and
+//! deriving the scalars of an update.
 //!
 //! Every round times a `BucketStep`, and then only its kernel on the same memory. Both run on one thread. In the last
 //! entry of `CASES`, each parameter's tensors are separate, so the kernel is called once per parameter.

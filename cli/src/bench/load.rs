@@ -7,8 +7,8 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The figures of a run are unreliable if others used more than this share of all cores' time, in percent. On an idle
-/// machine, the system's own work stays below this share.
+/// The figures of a run are unreliable if other processes and virtual machines used more than this percentage of all
+/// cores' time. On an idle machine, the system's own work stays below this share.
 const WORTH_A_WORD_PERCENT: f64 = 5.0;
 
 /// CPU time since the machine started, in ticks.
@@ -24,7 +24,7 @@ struct Ticks {
     own: u64,
 }
 
-/// Measures the load of the machine, from the creation of this value on.
+/// Measures the load of the machine since the creation of this value.
 pub(super) struct Watch {
     start: Option<Ticks>,
 }

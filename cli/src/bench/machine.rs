@@ -1,7 +1,8 @@
-//! Describes the machine and the build with which figures were measured. The description stands before the tables and
-//! in the JSON.
+//! Describes the machine and the build with which figures were measured. The benches print the description before the
+//! tables, and also write it into the JSON report.
 //!
-//! The description contains no name of a user and no path. It lacks facts that the system does not report.
+//! The description contains no name of a user and no path. A fact that the system does not report is missing from the
+//! description.
 
 use std::fmt;
 use std::fs;

@@ -52,7 +52,7 @@ enum Bench {
     Step,
     /// One bucket's norm, compared with the faster of two copies. This bench needs a GPU.
     Norm,
-    /// The kernels Begin and Decide. A pass launches each of them once. This bench needs a GPU.
+    /// The kernels Begin and Decide. A pass launches each kernel once. This bench needs a GPU.
     Control,
     /// The replay of a captured pass, compared with the same pass made call by call. This bench needs a GPU.
     Graph,
@@ -62,8 +62,8 @@ enum Bench {
     Handover,
     /// The time that a `BucketStep` adds to its kernel. This bench runs on the host.
     Launch,
-    /// The memory traffic of a step over arrays that are 256 MiB apart. Starts at the same offset in a page are
-    /// compared with staggered starts. This bench runs on the host.
+    /// The memory traffic of a step over arrays that are 256 MiB apart. Arrays that start at the same offset in a page
+    /// are compared with arrays at staggered offsets. This bench runs on the host.
     Distance,
     /// A pass in three variants: without shards, with sharded states, and with sharded states and parameters. This
     /// bench runs on the host.
@@ -104,7 +104,7 @@ pub struct Arguments {
     /// Element types of the step bench, and of a GPU's norm bench.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
-    /// Shapes of the step bench on the host, without -b, -e and -f [default: all].
+    /// Shapes of the step bench on the host, if none of -b, -e and -f is given [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     shape: Vec<Shape>,
     #[command(flatten)]
@@ -119,7 +119,7 @@ pub struct Arguments {
     /// memory.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
     parameters: Vec<usize>,
-    /// Number of rounds. Every candidate runs in each round.
+    /// Number of rounds. Each round times every variant that is compared.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Use few rounds and little memory, to check that everything runs.
@@ -131,8 +131,7 @@ pub struct Arguments {
     /// Also write every figure to this file as one JSON object, after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw how close steps come to the ceiling, by size of the bucket. The SVG file is written again after each
-    /// row.
+    /// Also draw the steps' percentage of the ceiling by bucket size. The SVG file is written again after each row.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Also write every figure under benches/record/ of the source tree of this build.

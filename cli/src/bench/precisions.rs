@@ -1,4 +1,4 @@
-//! Combinations of element types: their names, and the storage that each stands for.
+//! Defines named combinations of element types, and the storage of each combination.
 //!
 //! On the host, `step.rs` checks the steps of f32, and `plain_bits.rs` checks those of all other combinations.
 

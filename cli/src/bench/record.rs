@@ -16,7 +16,7 @@ use super::statistics::Spread;
 use super::system::{commit, cpu_model, first_line, last_level_cache_bytes, read, write};
 use crate::Failure;
 
-/// Collects figures. After each row of the step bench, all figures so far are written into files.
+/// Collects figures. After each row of the step bench, rewrites the JSON and SVG files with the figures so far.
 pub(super) struct Record {
     machine: Machine,
     quick: bool,

@@ -18,7 +18,7 @@ use crate::Failure;
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     pub(super) machine: &'a Machine,
-    /// The load during the run. It is null until the run ends, or if the system does not report it.
+    /// The load during the run; null until the run ends, and on a system that does not report the load.
     pub(super) load: Option<Load>,
     pub(super) quick: bool,
     pub(super) step: &'a [StepRow],
@@ -77,8 +77,8 @@ impl StepRow {
         )
     }
 
-    /// Returns the row as a line under the table's header. The line does not have the ceiling's time and the spread of
-    /// both times, which are only in the files.
+    /// Returns the row as a line under the table's header. The ceiling's time and the spread of both times are only in
+    /// the files.
     pub(super) fn line(&self) -> String {
         let StepRow { optimizer, precision, bytes, segments, isa, threads, bytes_per_element, .. } = self;
         let StepRow { step_us, step_gb_per_s, percent_of_ceiling, .. } = self;

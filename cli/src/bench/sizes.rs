@@ -1,5 +1,4 @@
-//! The options -b, -e and -f, which define a sweep over sizes of buckets in bytes of gradients. nccl-tests has the same
-//! options.
+//! The options -b, -e and -f define a sweep over bucket sizes, in bytes of gradients. nccl-tests has the same options.
 //!
 //! Sizes are rounded up so that buckets have no padding. The tables show the bytes and elements after rounding.
 

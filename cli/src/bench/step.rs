@@ -41,8 +41,8 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the cases. In a sweep they are ordered by optimizer, then by precision, then by size. Without a sweep they
-/// are ordered by shape.
+/// Returns the cases. In a sweep, the cases are ordered by optimizer, then by precision, then by size. Without a sweep,
+/// the cases are ordered by shape.
 fn all_cases(options: &Arguments) -> instep::Result<Vec<(Case, Kind, Shape)>> {
     let kinds = |case| options.precision.iter().map(move |kind| (case, *kind));
     let pairs: Vec<(Case, Kind)> = options.optimizers().into_iter().flat_map(kinds).collect();

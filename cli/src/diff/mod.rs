@@ -1,8 +1,8 @@
-//! `instep diff`: compares two tensor files. It prints whether they are equal or within a tolerance, and where they
-//! differ most.
+//! `instep diff`: compares two tensor files. The command prints whether the files are equal or within a tolerance, and
+//! where they differ most.
 //!
-//! The files are outputs of `instep replay` or checkpoints. They are read in pieces, because they can be as large as a
-//! model.
+//! The files are outputs of `instep replay` or checkpoints. The files are read in pieces, because a file can be as
+//! large as a model.
 
 mod elements;
 mod report;

@@ -12,7 +12,8 @@ pub struct Report {
     /// Whether both files have the same tensors, with the same types, shapes and bits, the same step counts, and the
     /// same products of momenta.
     pub equal: bool,
-    /// Whether the files are equal, or differ only in values that the tolerance accepts. If so, the exit status is 0.
+    /// Whether the files are equal, or differ only in values that the tolerance accepts. If this is true, the exit
+    /// status is 0.
     pub within: bool,
     /// The largest difference of all tensors. A difference outside the tolerance counts as larger than any difference
     /// within it.
@@ -30,18 +31,17 @@ pub struct Report {
 /// The comparison of a tensor that both files have.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Compared {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// Its type in the first file.
+    /// The tensor's type in the first file.
     pub dtype_a: &'static str,
-    /// Its type in the second file.
+    /// The tensor's type in the second file.
     pub dtype_b: &'static str,
-    /// Its shape in the first file.
+    /// The tensor's shape in the first file.
     pub shape_a: Vec<u64>,
-    /// Its shape in the second file.
+    /// The tensor's shape in the second file.
     pub shape_b: Vec<u64>,
-    /// Number of elements that differ in a bit. It is 0 if shapes or types differ, because then no elements are
-    /// compared.
+    /// Number of elements that differ in a bit; 0 if shapes or types differ, because then no elements are compared.
     pub different: u64,
     /// Number of elements that the tolerance does not accept.
     pub outside: u64,
@@ -49,14 +49,14 @@ pub struct Compared {
     pub worst: Option<Worst>,
 }
 
-/// The largest difference within a tensor. If several differences are equally large, it is the first of them.
+/// The largest difference within a tensor, or the first of several equally large differences.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
     /// The element's index in row-major order.
     pub index: u64,
     /// The distance between the two values, or null if either value is NaN. The distance between the two zeros is 0.
     pub ulp: Option<u64>,
-    /// The first file's value. It is a text, because JSON has no NaN.
+    /// The first file's value, as text because JSON has no NaN.
     pub a: String,
     /// The second file's value.
     pub b: String,
@@ -77,7 +77,7 @@ pub struct Located {
 /// A step count or product of momenta that differs between the files.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Count {
-    /// Its metadata key.
+    /// The number's key in the metadata.
     pub key: String,
     /// The number in the first file, or `None` if this file lacks it.
     pub a: Option<String>,
@@ -120,7 +120,7 @@ impl Worst {
 }
 
 /// Returns a key by which differences are ordered. Every difference outside the tolerance is larger than any difference
-/// within it. Of two differences on the same side, the one with the larger distance is larger.
+/// within it. If both differences are within the tolerance, or both are outside, the larger distance decides.
 pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
     // There is no distance if a value is NaN. If the tolerance does not accept the values, they count as farther apart
     // than any two numbers. If it accepts them, both are NaN and count as equal.

@@ -1,4 +1,4 @@
-//! Decides whether two elements count as equal: because all bits are equal, or because the values are close enough.
+//! Decides whether two elements count as equal: either all bits are equal, or the values are close enough.
 //!
 //! This file uses the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
 //! always be equal.

@@ -1,5 +1,5 @@
-//! Compares a plan with a real run. The ranks of the real run are threads of this process. Afterwards the plan predicts
-//! the same run, with the times that the real ops and the real trainer took.
+//! Compares a plan with a real run. The ranks of the real run are threads of this process. The plan then predicts the
+//! same run from the measured times of the real ops and of the real trainer.
 //!
 //! Only the schedule is compared: the order of the ops, and the times at which they run. Speeds are not compared,
 //! because the plan uses the measured times.
@@ -40,7 +40,7 @@ struct Timed {
     own_ns: u64,
 }
 
-/// A recorded call. The end times of the ops for which it waited are not yet known.
+/// A recorded call. The end times of the ops for which the call waited are not yet known.
 struct Seen {
     call: Call,
     passed_ns: u64,
@@ -50,9 +50,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// Computes the trainer's own time since the previous call. A wait counts as a wait only until its op has ended.
-    /// The real thread may then still wait for a core. That time counts as the trainer's own, because the predicted
-    /// trainer continues as soon as the op has ended.
+    /// Computes the trainer's own time since the previous call. A wait ends when its op ends, although the real thread
+    /// may then still wait for a core. The time until the thread continues counts as the trainer's own, because the
+    /// predicted trainer continues as soon as the op has ended.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -65,7 +65,7 @@ impl Seen {
     }
 }
 
-/// Counts the ops of each stream, to map each ticket to the op after which it was recorded.
+/// Maps each ticket to the op after which the ticket was recorded. For this, counts the ops of each stream.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,

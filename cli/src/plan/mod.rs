@@ -33,8 +33,8 @@ use trainer::{Peaks, Walk, train};
 /// The largest size of a description.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
-/// The number of predicted passes. The first pass also broadcasts the parameters, so it is not typical. The report is
-/// about the last pass but one, because steps of this pass may end during the last pass.
+/// The number of predicted passes. The first pass also broadcasts the parameters, so it is not typical. The report
+/// describes the second-to-last pass, because the steps of a pass may end during the next pass.
 const PASSES: u64 = 4;
 
 /// The default size of a bucket.

@@ -16,7 +16,8 @@ const MOST_PARAMS: usize = 1 << 20;
 /// A valid description.
 pub(super) struct Model {
     pub(super) layout: Layout,
-    /// For each parameter the number of its repetition, counted from 1, or 0 if the parameter is not repeated.
+    /// For each parameter, the number of its repetition, counted from 1 over all entries; 0 if the parameter is not
+    /// repeated.
     pub(super) repetitions: Vec<usize>,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) precision: Precision,
@@ -52,8 +53,8 @@ struct Param {
     shape: Vec<usize>,
 }
 
-/// Parameters that are repeated. `{}` in their names is replaced by the number of the repetition. Names of parameters
-/// that are not repeated are unchanged.
+/// Parameters that are repeated. `{}` in a name is replaced by the number of the repetition within the entry, counted
+/// from 0. Names of parameters that are not repeated are unchanged.
 struct Repeated {
     repeat: Option<usize>,
     params: Vec<Param>,

@@ -26,7 +26,7 @@ pub(super) struct Bucket {
     pub(super) norm_ns: u64,
     pub(super) step_ns: u64,
     pub(super) up_ns: u64,
-    /// The time that it takes to upload the shards of a unit and to all-gather them.
+    /// The time to upload the shards of a unit and to all-gather them.
     pub(super) gather_ns: u64,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
 pub(super) enum Task {
     /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one ready bucket. If other buckets have been sent by then, their arrivals come first.
+    /// Steps one ready bucket. The arrivals of all buckets that have been sent by then are processed first.
     Next,
     /// Decides the clip coefficient and whether to skip the step, then steps all buckets.
     Decide,
@@ -84,7 +84,7 @@ pub(super) struct Run<'a> {
     copied: Vec<u64>,
     /// The predicted end of each bucket's last upload.
     uploaded: Vec<Option<u64>>,
-    /// The times at which buckets return their memory in the ring, with the index of each bucket.
+    /// The time at which each stepped bucket frees its range of the ring, and the bucket's index.
     freed: VecDeque<(u64, usize)>,
 }
 
@@ -141,8 +141,8 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// Returns the time at which a bucket's parameters are uploaded. For a unit of shards, returns the end of its step,
-    /// because FSDP makes the upload.
+    /// Returns the time at which a bucket's parameters are uploaded. For a unit of shards, returns the end of the
+    /// unit's step, because FSDP uploads the parameters.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends a bucket to the host. The bucket is complete at time `now`. Returns the time at which backward continues.
-    /// With several ranks, backward continues at once. With one rank, it waits for memory in the ring.
+    /// With several ranks, backward continues at once. With one rank, backward waits until the ring has room.
     fn send(&mut self, index: usize, now: u64, is_alone: bool) -> u64 {
         let Bucket { sum_ns, down_ns, gradient_bytes, .. } = self.buckets[index];
         self.sums_free = self.sums_free.max(now) + sum_ns;
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Queues a task for the thread that steps. Tasks run in order.
+    /// Queues a task for the thread that steps. Tasks run in the order of their times.
     pub(super) fn give(&mut self, at: u64, task: Task) {
         let later = self.tasks.partition_point(|(given, _)| *given <= at);
         self.tasks.insert(later, (at, task));

@@ -1,7 +1,7 @@
 //! The contents of a plan: bytes of memory, bytes sent, ops and times of one pass.
 //!
-//! The reported pass lasts from the beginning of one pass to the beginning of the next. It contains a backward, and
-//! then the forward of the next pass.
+//! The reported pass lasts from the beginning of one pass to the beginning of the next. This interval contains a
+//! backward, and then the forward of the next pass.
 
 use std::collections::BTreeMap;
 use std::fmt;

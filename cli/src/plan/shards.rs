@@ -146,8 +146,8 @@ impl Shards {
     /// time of its steps.
     ///
     /// A unit is gathered while the previous unit is computed. The unit's last step must end before the gather, because
-    /// FSDP uploads the stepped shards. Backward waits until a unit's gradients are summed and copied, because a hook
-    /// then takes them.
+    /// FSDP uploads the stepped shards. Backward waits until a unit's gradients are summed and copied, because only
+    /// then does a hook hand the gradients over.
     pub(super) fn train(&self, mut run: Run<'_>, arguments: &Arguments, model: &Model) -> (u64, u64, u64) {
         let speeds = &arguments.speeds;
         let mut visits: Vec<(usize, u64)> = Vec::new();

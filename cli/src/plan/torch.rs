@@ -1,5 +1,5 @@
-//! `--offload=torch`: predicts training with `instep.torch.offload`. The order of the work is that of the package's
-//! threads, which have no schedule.
+//! `--offload=torch`: predicts training with `instep.torch.offload`. The package has no schedule, so the plan simulates
+//! the package's threads.
 //!
 //! The buckets, the bytes and the order of the work are those of `python/instep/torch/` (`offload.py`,
 //! `_offload_engine.py`, `_offload_ring.py`). `cli/tests/offload_plans.json` contains bytes that both this plan and the

@@ -1,8 +1,8 @@
-//! A simulated trainer. It computes nothing and only advances a clock. Forward visits the parameters in order of
+//! A simulated trainer, which computes nothing and only advances a clock. Forward visits the parameters in order of
 //! registration, and backward in reverse order.
 //!
-//! The trainer makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current
-//! bucket and the next one, and reshards the previous one.
+//! The trainer makes the calls of a real trainer, in the same order. With sharded parameters, the trainer unshards the
+//! current bucket and the next one, and reshards the previous one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -48,8 +48,8 @@ impl Peaks {
     }
 
     /// Returns the peak number of bytes of gradients, if each gradient takes memory only from its write to its release.
-    /// `all` is the number without releases. Only full pages are released, so up to one page stays allocated at either
-    /// end of a gradient.
+    /// `all` is the number of bytes if no gradient is released. Only full pages are released, so up to one page stays
+    /// allocated at either end of a gradient.
     fn unreleased(&self, all: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let mut spans: Vec<Span> =
             plan.segments().iter().map(|segment| Span::segment(Memory::Grads, plan, segment)).collect();
@@ -85,7 +85,7 @@ impl Peaks {
     }
 }
 
-/// The bucket at which a trainer is. The trainer unshards this bucket and the next.
+/// The bucket that a trainer currently uses. The trainer unshards this bucket and the next one.
 #[derive(Default)]
 pub(super) struct Walk {
     at: Option<u32>,

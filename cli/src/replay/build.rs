@@ -1,7 +1,7 @@
-//! The stepper that a configuration describes.
+//! Builds the stepper that a configuration describes.
 //!
-//! The stepper has one rank. It divides gradients by the number of ranks over which they were summed. The mode, threads
-//! and instruction set change no bit of the result.
+//! The stepper has one rank, and divides gradients by the number of ranks over which they were summed. The mode,
+//! threads and instruction set change no bit of the result.
 
 use instep::checkpoint::safetensors::quoted;
 use instep::{Error, Layout, LossScale, Solo, Stepper, Sums, Unused};

@@ -96,8 +96,7 @@ impl Resumed {
     }
 }
 
-/// Refuses a configuration that needs a tensor that the checkpoint lacks, or that would ignore a tensor of the
-/// checkpoint.
+/// Refuses a configuration that needs a missing tensor, or that would ignore a tensor of the checkpoint.
 fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
@@ -137,7 +136,8 @@ pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> 
     }
 }
 
-/// Returns the layout, with the parameters in the file's order. A checkpoint has them in the order of registration.
+/// Returns the layout, with the parameters in the file's order. In a checkpoint, parameters are in the order of
+/// registration.
 fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
     let groups: HashMap<&str, usize> = config.params().map(|(name, group)| (name.as_str(), group)).collect();
     let mut found = Vec::new();

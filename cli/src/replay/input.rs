@@ -30,7 +30,7 @@ pub struct Input {
     pub params: Vec<Param>,
     /// Number of passes that have gradients.
     pub passes: u64,
-    /// All metadata except step counts and products of momenta. They are copied to the output.
+    /// All metadata except step counts and products of momenta; copied to the output.
     pub remarks: BTreeMap<String, String>,
 }
 
@@ -39,28 +39,28 @@ pub struct Input {
 pub struct Param {
     /// The parameter's name in the configuration.
     pub name: String,
-    /// Index of its group.
+    /// Index of the parameter's group.
     pub group: usize,
     /// Whether the parameter is frozen, so that no step changes it.
     pub frozen: bool,
-    /// Its value before the first pass.
+    /// The parameter's value before the first pass.
     pub value: Tensor,
     /// The parameter's master, copy and moving average, if they are given.
     pub companions: BTreeMap<Companion, Tensor>,
-    /// Its states, if the file has them.
+    /// The parameter's states, if the file has them.
     pub states: BTreeMap<String, Tensor>,
-    /// Its number of updates, if the file has it.
+    /// The number of updates so far, if the file has it.
     pub count: Option<u64>,
-    /// Its product of momenta, if the file has it.
+    /// NAdam's product of momenta, if the file has it.
     pub product: Option<f64>,
-    /// Its gradients, pass by pass.
+    /// The parameter's gradients, pass by pass.
     pub gradients: Vec<Tensor>,
 }
 
 impl Param {
     /// Returns the step count from which the stepper starts. For the stepper, the next step is a first step if the
-    /// count is 0. For torch, it is a first step if the momentum buffer is missing. The returned count makes both
-    /// agree.
+    /// count is 0. For torch, the next step is a first step if the momentum buffer is missing. With the returned count,
+    /// the stepper agrees with torch.
     pub fn first_count(&self, kept: &[&str]) -> u64 {
         let count = self.count.unwrap_or(0);
         match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {

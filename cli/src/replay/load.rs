@@ -1,8 +1,8 @@
 //! Loads parameters, masters, averages, states and counts from a file into a stepper.
 //!
 //! Parameters, masters and states are read back and compared with the file. If a value was rounded, the file is
-//! refused, because the output would differ from that of the uninterrupted run. A copy is not loaded. It is refused too
-//! if its values would be rounded. Averages and counts are not compared.
+//! refused, because the output would differ from that of the uninterrupted run. A copy is not loaded, but a copy with
+//! values that would be rounded is refused too. Averages and counts are not compared.
 
 use std::io::{Read, Seek};
 

@@ -1,7 +1,7 @@
 //! `instep replay`: steps parameters from a file with gradients from a file.
 //!
-//! It repeats the optimizer steps of a training run, without forward and backward. Its output serves to compare
-//! machines, versions and frameworks. The output is written only after every step has succeeded.
+//! The command repeats the optimizer steps of a training run, without forward and backward. The output can be used to
+//! compare machines, versions and frameworks. The output is written only after every step has succeeded.
 
 mod build;
 mod checkpoint;
@@ -43,8 +43,8 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Returns an error if an input or option is refused, or if a file cannot be read or written. The output file is then
-/// unchanged.
+/// Returns an error if an input or option is refused, or if a file cannot be read or written. After any
+/// error except a failed write to standard output, the output file is unchanged.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let start = Instant::now();
     let Arguments { config, input, grads, output, device: Device::Host, options, json } = arguments;

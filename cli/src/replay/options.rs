@@ -37,7 +37,7 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// How steps run. No choice changes a bit of the output.
+/// How steps run. These options change no bit of the output.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Options {
     /// Instruction set: baseline, avx2 or avx512 [default: INSTEP_ISA, or the widest of this machine]

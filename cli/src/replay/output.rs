@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// A path that has passed every check before writing.
+/// The path of the output, after all checks before writing have passed.
 pub(super) struct Target<'a> {
     path: &'a Path,
 }

@@ -1,4 +1,5 @@
-//! One replay: a stepper loads the input and steps once per pass. Its tensors are then written under torch's names.
+//! One replay: a stepper loads the input and steps once per pass. The stepper's tensors are then written under torch's
+//! names.
 //!
 //! No value is written before the last step has succeeded.
 

@@ -1,5 +1,5 @@
-//! Reads clipping and the loss scale of a configuration. Each of the two has only one key, so a configuration cannot
-//! ask for two kinds of clipping or two loss scales.
+//! Reads clipping and the loss scale of a configuration. Clipping and the loss scale have one key each, so a
+//! configuration cannot ask for two kinds of clipping or two loss scales.
 //!
 //! `clip` is an object with one norm. `loss_scale` is a number, or an object with the policy of a dynamic scale.
 

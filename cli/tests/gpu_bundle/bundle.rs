@@ -18,7 +18,7 @@ use instep_cli::bench;
 use crate::support::Folder;
 use crate::support::stand_in::{FOREIGN, StandIn};
 
-/// Runs in the middle of a stage: reports that the stage has got there, and waits to be killed.
+/// Runs in the middle of a stage: reports that the stage has reached this point, and waits to be killed.
 const HOLD: &str = r#"
 if [ "$(basename "$RESULTS")" = "$DRY_HOLD" ]; then
     touch "$DRY_HELD"
@@ -78,7 +78,7 @@ if os.path.basename(os.environ["RESULTS"]) == os.environ.get("DRY_HOLD"):
     time.sleep(1000)
 "##;
 
-/// An empty file as xz packs it.
+/// An empty file, compressed by xz.
 const EMPTY_XZ: &[u8] = b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4F\0\0\0\0\x1c\xdfD!\x1f\xb6\xf3}\x01\0\0\0\0\x04YZ";
 
 /// A folder like that of a bundle, with `out` as $OUT and NVIDIA's tools in `bin`.
@@ -209,7 +209,7 @@ impl Bundle {
         files
     }
 
-    /// Whether this stage writes rows as it goes.
+    /// Returns whether this stage writes each row as soon as it is measured.
     pub(super) fn is_measured(&self, stage: &str) -> bool {
         let text = String::from_utf8(self.read("run.sh")).unwrap();
         let body = text.split_once(&format!("\nrun_{stage}() {{")).unwrap().1.split("\n}").next().unwrap();
@@ -241,7 +241,7 @@ struct Line {
     bench: bench::Arguments,
 }
 
-/// Runs the bench that `instep` was asked for, with smaller sizes. Does nothing if it was not asked for a bench.
+/// Runs the bench of the arguments in `DRY_WORDS`, with smaller sizes. Does nothing if `DRY_WORDS` is not set.
 pub(super) fn run_bench() {
     let Ok(words) = std::env::var("DRY_WORDS") else { return };
     let words = words.replace("64M", "32K").replace("32M", "16K").replace("256M", "64K").replace("4M", "16K");

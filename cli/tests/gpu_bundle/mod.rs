@@ -1,8 +1,8 @@
-//! A dry run of benches/gpu/run.sh: a run that is killed in the middle of any stage leaves all that was finished
-//! before.
+//! A dry run of benches/gpu/run.sh: a run that is killed in the middle of any stage still has the results of all
+//! finished stages.
 //!
-//! The bundle consists of stand-ins (`bundle.rs`). The benches are the real ones on the stand-in driver. A stage stops
-//! in its middle, and then every process of the run is killed, so no test depends on a time.
+//! The bundle consists of stand-ins (`bundle.rs`). The benches are the real ones on the stand-in driver. A stage waits
+//! at a fixed point until every process of the run is killed, so no test depends on timing.
 
 mod bundle;
 
@@ -24,7 +24,7 @@ fn stages(bundle: &Bundle) -> Vec<(String, String, u32)> {
     text.lines().map(stage).collect()
 }
 
-/// Checks all that a run has left if it was stopped at any point after these stages had ended.
+/// Checks all files of a run that was stopped at any point after these stages had ended.
 fn check(bundle: &Bundle, finished: &[String]) {
     let record: Value = serde_json::from_slice(&bundle.read("out/record.json")).unwrap();
     let named: Vec<&str> =
@@ -204,7 +204,8 @@ fn a_pass_beside_pytorch_has_eight_buckets_beyond_the_cache_and_the_bucket_case_
     }
 }
 
-/// The dry run's `instep`: a bench of small sizes on the stand-in driver. If told to, it stops after its first row.
+/// The dry run's `instep`: a bench of small sizes on the stand-in driver. If `DRY_HOLD` names its stage, the bench
+/// stops after its first row.
 #[test]
 #[ignore = "cli/tests/gpu_bundle/bundle.rs: its `instep` runs this as a process of its own"]
 fn instep_of_the_dry_run() {

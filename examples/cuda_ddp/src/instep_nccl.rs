@@ -1,6 +1,7 @@
-//! The same training where instep sums too: the stepper owns all tensors, and `cuda::Nccl` reduces each bucket.
+//! The same training, but instep also sums: the stepper owns all tensors, and `cuda::Nccl` reduces each bucket.
 //!
-//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts it. A hand-over is one call, and you need no event.
+//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts this training. A hand-over is one call, and you need no
+//! event.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaContext, result};

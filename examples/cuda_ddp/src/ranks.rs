@@ -1,6 +1,6 @@
-//! The code around the program: how its ranks start and find each other, their data, and the same steps on the CPU.
+//! Helpers of the program: they start the ranks, make the ranks' gradients, and compute the same steps on the CPU.
 //!
-//! The process that starts the ranks makes NCCL's id, because it outlives the ranks.
+//! The process that starts the ranks makes NCCL's id, because this process outlives the ranks.
 
 use std::env;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::{LENGTH, STEPS};
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// What a rank knows about itself.
+/// A rank's number, world size, device and NCCL id.
 pub(crate) struct Own {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -43,7 +43,8 @@ pub(crate) fn own() -> Outcome<Option<Own>> {
     Ok(Some(Own { rank, world_size: world_size(), device, id }))
 }
 
-/// Starts every rank as a process, and waits for the ranks. This process makes the id, with the NCCL that will sum.
+/// Starts every rank as a process, and waits for the ranks. This process makes the id with the NCCL library that will
+/// sum.
 pub(crate) fn start(sums_by_instep: bool) -> Outcome {
     let id = if sums_by_instep {
         unique_id()?
@@ -60,7 +61,7 @@ pub(crate) fn start(sums_by_instep: bool) -> Outcome {
     if outcomes.iter().all(|outcome| outcome.success()) { Ok(()) } else { Err("a rank has failed".into()) }
 }
 
-/// cudarc's error of NCCL has no text.
+/// Describes cudarc's NCCL error, which has no text of its own.
 pub(crate) fn told(error: NcclError) -> String {
     format!("NCCL: {error:?}")
 }

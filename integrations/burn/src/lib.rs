@@ -54,7 +54,7 @@ pub struct FusedOptimizer {
 }
 
 enum Progress {
-    /// No step has run yet. These are the states to resume from.
+    /// No step has run yet. The map has the states to resume from, and is empty for a new training.
     Ready(BTreeMap<String, Saved>),
     Running {
         params: Vec<Found>,
@@ -71,7 +71,7 @@ pub struct Refused<M> {
 }
 
 impl FusedOptimizer {
-    /// Makes an optimizer. Its first step allocates the states for the module's parameters.
+    /// Makes an optimizer. The optimizer's first step allocates the states for the module's parameters.
     ///
     /// # Errors
     /// An [`Error`] for an option or a hyperparameter that instep refuses.
@@ -101,8 +101,8 @@ impl FusedOptimizer {
     ///
     /// # Errors
     /// [`Refused`] if a gradient has another type or shape than its parameter, or if the module has other parameters
-    /// than in the first step. Also if loaded states do not fit the module, if the optimizer refuses the learning rate,
-    /// or if there are several learning rates. Nothing has changed then.
+    /// than in the first step. [`Refused`] also if loaded states do not fit the module, if the optimizer refuses the
+    /// learning rate, or if there are several learning rates. A refused step changes neither the module nor the states.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -130,8 +130,8 @@ impl FusedOptimizer {
         }
     }
 
-    /// Checks the step before the module is consumed, and returns the learning rate. The first step makes the model
-    /// here.
+    /// Checks the step before the module is consumed, and returns the learning rate. The first call also makes the
+    /// model.
     fn prepare<M: Module>(
         &mut self,
         module: &M,

@@ -40,8 +40,8 @@ struct Tracking {
 /// parameters that have a gradient.
 ///
 /// # Errors
-/// `Tensor` if a gradient has another type or shape than its parameter, or if its parameter is not f32. Also if a
-/// parameter has another learning rate than the first one.
+/// `Tensor` if a gradient has another type or shape than its parameter, or if its parameter is not f32. `Tensor` also
+/// if parameters with gradients have different learning rates.
 pub(crate) fn find<M: Module>(
     module: &M,
     grads: &GradientsParams,

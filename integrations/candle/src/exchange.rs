@@ -1,4 +1,4 @@
-//! The memory of a variable, which a step takes out of the variable.
+//! Takes the memory of a variable out for a step, and puts it back after the step.
 //!
 //! candle gives write access to memory only to an in-place operation, one tensor at a time. A step writes all tensors
 //! at once. An in-place operation therefore moves each `Vec` out of its tensor. When `Taken` is dropped, the same

@@ -46,7 +46,7 @@ use model::{Model, Saved};
 /// therefore also counts the steps without its gradient. (Only with NAdam does each variable count its own steps.)
 ///
 /// # Ordering
-/// During a step the variables are empty. Nothing else may use them meanwhile.
+/// During a step the variables are empty, so no other code may use them.
 pub struct FusedOptimizer {
     vars: Vec<Var>,
     /// `None` if there are no variables.
@@ -69,12 +69,12 @@ impl Optimizer for FusedOptimizer {
     type Config = Config;
 
     /// Makes an optimizer for these variables. The names of its states are the positions of the variables, from 0. The
-    /// order of `VarMap::all_vars` changes from run to run. To resume a training, use
-    /// [`from_varmap`](FusedOptimizer::from_varmap).
+    /// order of `VarMap::all_vars` changes from run to run, so use [`from_varmap`](FusedOptimizer::from_varmap) to
+    /// resume a training.
     ///
     /// # Errors
-    /// An [`Error`] for a variable that has another float type than f32, is not on the CPU, or is given twice. Also for
-    /// an option or hyperparameter that instep refuses.
+    /// An [`Error`] for a variable that has another float type than f32, is not on the CPU, or is given twice. An
+    /// [`Error`] also for an option or hyperparameter that instep refuses.
     fn new(vars: Vec<Var>, config: Config) -> Result<FusedOptimizer> {
         let named = vars.into_iter().enumerate().map(|(k, var)| (k.to_string(), var));
         FusedOptimizer::named(named.collect(), config)

@@ -2,8 +2,8 @@
 
 The benchmark takes about a minute, and longer on a busy machine. The first use of DeepSpeed or torchao also compiles
 the kernels of that library. Before any candidate is timed, all candidates make their first steps from the same values,
-and are compared with AdamW in f64. Then every round runs each candidate once. A ratio divides two times of the same
-round.
+and are compared with AdamW in f64. Then every round runs each candidate once. Each ratio is computed from two times of
+the same round.
 
 With --offload it times the step of a training that keeps its states in the host's memory. This step reads f32 gradients
 in the host's memory. It produces f32 parameters, and bf16 copies of them for the device. instep writes both in one
@@ -41,7 +41,7 @@ SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """Shows progress on the standard error. In a terminal it rewrites one line. Otherwise it prints one line for each
+    """Shows progress on the standard error. In a terminal it rewrites one line. Otherwise it prints a new line for each
     stage.
     """
 

@@ -1,4 +1,4 @@
-"""The optimizers that the benchmark times. Before any of them is timed, the first steps of each are checked.
+"""The optimizers that the benchmark times. Before the timing, the first steps of each optimizer are checked.
 
 A candidate owns its parameters, gradients and states. All candidates of a format start with the same values.
 """
@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether the candidate's own parameters are the bf16 copies. Its masters are then the f32 parameters."""
+        """Whether the candidate's own parameters are the bf16 copies. The masters are then the f32 parameters."""
         return self.copies and self.is_ours
 
     @property
@@ -71,7 +71,7 @@ def _peer(module: str, name: str) -> Make:
 
 @contextlib.contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """Redirects the output of another library while it builds its kernel, because the standard output is for the table."""
+    """Redirects to stderr what another library prints while it builds its kernel, because stdout is for the table."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -174,15 +174,17 @@ class Made:
             self.step()
 
     def values(self) -> list[Tensor]:
-        """The values that steps update. These are the masters if the candidate has masters, and otherwise the
-        parameters. The first step makes the masters.
+        """The values that steps update. If the candidate has masters, which its first step makes, these values are the
+        masters. Otherwise they are the parameters.
         """
         if self.candidate.keeps_masters:
             return [self.optimizer.state[param]["master"] for param in self.params]
         return [param.detach() for param in self.params]
 
     def check(self) -> Optional[str]:
-        """Makes the first steps. Returns how they differ from AdamW in f64, or None if they agree."""
+        """Makes the first steps. Returns a text that says how the steps differ from AdamW in f64, or None if they
+        agree.
+        """
         for number in range(1, CHECKED_STEPS + 1):
             with _stdout_on_stderr():
                 self.step()
@@ -204,13 +206,13 @@ class Made:
 
 
 def tolerance(format: str, steps: int) -> float:
-    """How far parameters may be from AdamW in f64 after a number of steps.
+    """Returns the largest allowed distance of parameters from AdamW in f64 after a number of steps.
 
     Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, which is
     at most lr, eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2)
-    of the change. The error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within
-    a factor of 2, that is 1/64 of the first moment and 1/32 of the second. The change of the second step has 0.48 of
-    the first error and 0.25 of the second. Together this is at most lr / 64.
+    of the change. The error of an 8-bit code is at most 1/128 of the largest value of its block. Because gradients are
+    within a factor of 2, the error of a code is at most 1/64 of the first moment and 1/32 of the second. The change of
+    the second step contains 0.48 of the first error and 0.25 of the second. The sum of both is at most lr / 64.
     """
     unit = 2**-8 if format == "bf16" else 2**-24
     largest = 2**-6 + steps * LR

@@ -11,7 +11,7 @@ from typing import Optional
 
 
 def processor() -> str:
-    """The processor's name. Many virtual machines shorten it, so family and model are added if they are known."""
+    """The processor's name. Many virtual machines shorten the name, so family and model are added if they are known."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -24,7 +24,7 @@ def processor() -> str:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core, or 32 MiB if the system does not report it."""
+    """The size in bytes of the first core's largest cache, or 32 MiB if the system does not report a size."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((_bytes(path.read_text().strip()) for path in sizes), default=32 << 20)
 
@@ -45,15 +45,15 @@ def version(package: str) -> Optional[str]:
 
 
 class Others:
-    """Measures the share of all cores' time that others take from now on: other processes and other virtual machines.
-    Only Linux reports it.
+    """Measures how much of all cores' time other processes and other virtual machines use from now on. Only Linux
+    reports these times.
     """
 
     def __init__(self) -> None:
         self.start = _seconds_of_cores()
 
     def share(self) -> Optional[float]:
-        """The share, from 0 to 1, or None if the system does not report it."""
+        """Returns the share of others, from 0 to 1, or None if the system does not report these times."""
         end = _seconds_of_cores()
         if self.start is None or end is None:
             return None

@@ -1,6 +1,6 @@
 """Draws the times as an SVG picture. It has a row per candidate, a column per case, and bars with units.
 
-Each format of each case has its own axis, from 0 to the slowest candidate. A line across the end of a bar shows the
+Each format of each case has its own axis, from 0 to the slowest candidate. A thin line across a bar's end shows the
 range of the samples.
 """
 

@@ -1,9 +1,10 @@
 """Parameters of one kind, their optimizer states, and the native steps over them.
 
-States lie in the order in which parameters were registered, each at a multiple of 256 elements. States therefore do not
-move when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. The native steps have
-the step counts. They also write the counts as float32 numbers into a vector, and ``optimizer.state`` shows this vector.
-If DDP rebuilds its buckets, new native steps take over the counts of their parameters.
+States are stored in the order in which parameters were registered, and each state starts at a multiple of 256 elements.
+States therefore do not move when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory.
+The native steps store the step counts. They also write the counts as float32 numbers into a vector, and
+``optimizer.state`` has views of this vector. If DDP rebuilds its buckets, new native steps take over the counts of
+their parameters.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The names under which ``held`` still has this arena's tensors. A name is left out if its tensor has moved
-        since the tensor's mark was made, or if the tensor is watched and was written since then.
+        """The names under which ``held`` still has this arena's tensors. This leaves out a tensor that has moved since
+        its mark was made, or that is watched and was written since then.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -267,7 +268,7 @@ class Arena:
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
         """Returns this rank's shards of parameters and their current properties. If the properties of a parameter have
-        changed, this adopts the change or raises.
+        changed, this method adopts the change or raises.
         """
         params, forms = self.known.get(indices, (None, None))
         if params is None:
@@ -310,8 +311,8 @@ class Arena:
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
-        """The addresses of a zero and of a zero gradient. They are stepped in place of an empty parameter, so that its
-        updates are counted.
+        """The addresses of a spare element and of its gradient, both 0. A step updates this element instead of an empty
+        parameter, so that the parameter's updates are counted.
         """
         assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
@@ -411,7 +412,7 @@ class Arena:
         return counts
 
     def write_numbers(self) -> None:
-        """Waits for a GPU's counts and writes them into the vectors. On the CPU each step writes them itself."""
+        """Waits for a GPU's counts and writes them into the vectors. On the CPU, each step writes the vectors."""
         if self.device.type == "cuda":
             for vector, values in zip(self.vectors.values(), zip(*self.counts())):
                 vector.copy_(torch.tensor(values, dtype=vector.dtype, device="cpu"))
@@ -423,7 +424,9 @@ class Arena:
             self.unsure.clear()
 
     def show(self, index: int) -> None:
-        """Puts a parameter's tensors into ``state``, unless it is hidden. The user's own entries stay there."""
+        """Puts a parameter's tensors into ``state``, unless the parameter is hidden. The user's own entries remain in
+        ``state``.
+        """
         owner, param = self.owners[index](), self.params[index]
         if owner is not None and self.shown[index] and index not in self.hidden:
             held = held_in(owner.state, param)
@@ -443,7 +446,9 @@ class Arena:
             self.show(index)
 
     def show_hidden(self) -> None:
-        """Puts the states of all hidden parameters into ``state``. They are zeros. A first step does not read them."""
+        """Puts the states of all hidden parameters into ``state``. These states are zeros of either sign, and a first
+        step does not read them.
+        """
         hidden, self.hidden = self.hidden, set()
         for index in hidden:
             for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):
@@ -462,7 +467,7 @@ class Arena:
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Forms:
-    """The properties of these tensors, as one list per property. A comprehension over the tensors would take longer."""
+    """The properties of these tensors, as one list per property. A comprehension over the tensors would be slower."""
     addresses, strides = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors))
     return list(map(shape_of, tensors)), strides, list(map(dtype_of, tensors)), addresses
 

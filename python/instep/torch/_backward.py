@@ -1,9 +1,9 @@
-"""The base class of the optimizers of `register_ddp` and `register_fsdp`. Their steps run in backward, so ``step``
-makes none.
+"""The base class of the optimizers of `register_ddp` and `register_fsdp`. Backward makes the optimizer's steps, so the
+method ``step`` makes no step.
 
 Every rank steps with the same settings. ``step`` raises if gradients have changed after backward has stepped with them.
-``torch.distributed.checkpoint`` calls ``step`` while there are no states, so that it has states to load into. In this
-case, ``step`` only makes the states.
+If there are no states yet, ``torch.distributed.checkpoint`` calls ``step`` to create them. In this case, ``step`` only
+allocates the states.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class BackwardOptimizer(FusedOptimizer):
 
     @property
     def _decides(self) -> bool:
-        """Whether a pass makes a decision over all its gradients. This never changes (see `_refuse_other_clip`)."""
+        """Whether the steps of a pass depend on a decision over all its gradients. This never changes (see
+        `_refuse_other_clip`).
+        """
         clips = self._has_limit or self._skip_nonfinite
         return clips or any(group.get("max_norm") is not None for group in self.param_groups)
 
@@ -57,7 +59,7 @@ class BackwardOptimizer(FusedOptimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Calls ``closure``, but makes no step, because backward has already stepped. Raises if gradients have changed
-        since then.
+        since backward.
         """
         result = None
         if closure is not None:
@@ -73,8 +75,8 @@ class BackwardOptimizer(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. Warns if they have changed after backward has stepped with them. `step` raises after such a
-        change, but a loop may never call `step`.
+        """Clears gradients. Warns if gradients have changed since backward stepped with them. `step` raises after such
+        a change, but a loop may never call `step`.
         """
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)
@@ -90,7 +92,7 @@ class BackwardOptimizer(FusedOptimizer):
             arena.show_hidden()
 
     def _in_common(self) -> object:
-        """The settings with which every rank must step."""
+        """The settings that must be equal on all ranks."""
         hypers = [
             (len(group["params"]), self._settings.of(group), group.get("max_norm", "together")) for group in self.param_groups
         ]

@@ -141,7 +141,9 @@ class Engine:
         return [Arena(self.key, kind, some, self.after, threads, self.held, self.team) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
-        """Records the arena and the index of each of these parameters. The parameters in ``gone`` lose theirs."""
+        """Records the arena and the index of each of these parameters. Deletes the records of the parameters in
+        ``gone``.
+        """
         for param in gone:
             del self.places[param]
         self.places.update(places)
@@ -176,14 +178,14 @@ class Engine:
             arena.leave_gradients(after)
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Returns those of these parameters that have no arena yet. Each is returned once."""
+        """Returns the listed parameters that have no arena yet, each once."""
         listed = list(params)
         if self.known.issuperset(map(id, listed)):
             return []
         return list({id(param): param for param in listed if id(param) not in self.known}.values())
 
     def route(self, params: Sequence[Tensor]) -> Route:
-        """Finds the arenas of parameters. For a list that is in the cache, this only compares identities."""
+        """Finds the arenas of parameters. The result is cached by the identities of the parameters."""
         key = tuple(map(id, params))
         route = self.routes.get(key)
         if route is not None:
@@ -269,13 +271,13 @@ class Engine:
         return prepared
 
     def step_decided(self, batch: Batch, prepared: Prepared, decided: Decided) -> None:
-        """Steps a batch. The batch's norm has decided whether the step is clipped or skipped."""
+        """Steps a batch. The batch's norm must already have decided whether the step is clipped or skipped."""
         norm = decided.norms[batch.arena.kind.clip]
         prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
         self._written(batch, prepared)
 
     def _written(self, batch: Batch, prepared: Prepared) -> None:
-        """Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values."""
+        """Increments the parameters' version counters, so that autograd refuses a backward pass through old values."""
         for given, copy in prepared.copies:
             given.detach().copy_(copy)
         arena, stepped = batch.arena, batch.indices
@@ -288,7 +290,7 @@ class Engine:
 
 
 def stream_on(device: torch.device) -> int:
-    """The current stream of a device."""
+    """The current CUDA stream of a device, or 0 for the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
@@ -305,8 +307,8 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """Returns, for each gradient, the byte of the bucket at which it starts. Returns None if one of them cannot be
-    stepped in place, or belongs to another optimizer.
+    """Returns, for each gradient, the byte of the bucket at which it starts. Returns None if one of the gradients
+    cannot be stepped in place, or belongs to another optimizer.
     """
     starts = []
     for param, grad in zip(params, grads):
@@ -334,7 +336,7 @@ def _taken_as(dtype: torch.dtype) -> torch.dtype:
 
 
 def _as_param(grad: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a gradient with its parameter's order of elements in memory."""
+    """A copy of a gradient, with the elements in the same memory order as in the parameter."""
     if grad.layout != torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.shape != param.shape or grad.device != param.device:

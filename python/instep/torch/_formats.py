@@ -24,7 +24,7 @@ LEAST_ROW = 128
 
 
 class Formats(NamedTuple):
-    """The formats in which values are stored. `formats` makes them from a user's options."""
+    """The formats in which values are stored. The function `formats` makes this object from a user's options."""
 
     states: Optional[str] = None
     """``"float32"``, ``"bfloat16"`` or ``"8bit"``. None stands for the parameter's type."""
@@ -59,7 +59,9 @@ class Formats(NamedTuple):
 def formats(
     states: Optional[str] = None, master: Optional[str] = None, seed: Optional[int] = None, min_8bit_size: int = 0
 ) -> Formats:
-    """The formats for these options. They are cached: a program may make an optimizer for each of thousands of parameters."""
+    """The formats for these options. Results are cached, because a program may make an optimizer for each of thousands
+    of parameters.
+    """
     for name, word, known in (("states", states, STATE_TYPES), ("master", master, MASTER_TYPES)):
         if word is not None and word not in known:
             raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")

@@ -1,8 +1,8 @@
 """Futures of all-reduces, and a wait for their callbacks when the interpreter exits.
 
 An all-reduce ends on a thread of the process group. That thread runs the callback. The thread drops the callback and
-its tensors only shortly after the trainer has continued. If the interpreter ended before that, the thread could not
-take the GIL and would abort the process. The interpreter's exit therefore waits for the thread.
+its tensors only shortly after the trainer has continued. If the interpreter exited before this drop, the thread could
+not acquire the GIL and would abort the process. The interpreter's exit therefore waits for the thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _held: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def awaited(callback: T) -> T:
-    """Returns the callback. The interpreter's exit waits until it is dropped."""
+    """Returns the callback. The interpreter's exit waits until the callback is dropped."""
     _wait_at_exit()
     _held.add(callback)
     return callback
@@ -50,10 +50,10 @@ def joined(futures: list[Future[Any]]) -> Future[Any]:
 
 
 def wait_for(futures: list[Future[Any]]) -> None:
-    """Raises the error of any of the futures. On a GPU, makes the current stream wait for all of them.
+    """Raises the error of any of the futures. On a GPU, makes the current stream wait for all futures.
 
-    A callback runs on a separate stream. This stream waits only for the future that called the callback. If futures
-    were collected, that is only the last of them.
+    A future runs its callback on a separate stream, which waits only for that future. If `joined` combined several
+    futures, that stream waits only for the last of them.
     """
     for future in futures:
         future.wait()

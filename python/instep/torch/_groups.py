@@ -42,9 +42,7 @@ optimizers."""
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
-    """The keys that only torch's optimizer of this name has, with their defaults. They are not hyperparameters of this
-    package.
-    """
+    """The keys, with their defaults, that torch's optimizer of this name has and this package's optimizer lacks."""
     descriptor = OPTIMIZERS[key]
     torchs = getattr(torch.optim, descriptor.name, None)
     if torchs is None:
@@ -61,16 +59,16 @@ def defaults_of(key: str) -> dict[str, Any]:
 
 @cache
 def settings_of(key: str) -> frozenset[str]:
-    """The names that an optimizer accepts as hyperparameters. Some of them have no effect."""
+    """The names that an optimizer accepts as hyperparameters. Some of these names have no effect."""
     return frozenset({*defaults_of(key), *RUNNING})
 
 
 def completed(group: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Completes an optimizer's first group as torch's ``add_param_group`` does, but faster. Returns whether it has done
-    so.
+    """Completes an optimizer's first group as torch's ``add_param_group`` does, but faster. Returns whether the group
+    was completed.
 
-    It completes only groups of plain parameters without names, each listed once. torch's own code completes or refuses
-    any other group.
+    Only a group of plain parameters without names, each listed once, is completed. torch's own code completes or
+    refuses any other group.
     """
     given: Any = group.get("params") if type(group) is dict else None
     params = [given] if type(given) is Parameter else given[:] if type(given) is list else ()
@@ -125,7 +123,7 @@ def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def refuse_settings(key: str, group: dict[str, Any]) -> None:
-    """Refuses settings of a group that would not have the effect that the user means."""
+    """Refuses settings of a group that would not have the effect that the user intends."""
     for name in sorted(OF_ALL_GROUPS & group.keys()):
         raise TypeError(f"{name}: an option of the whole optimizer, not of a param group; give it to the constructor")
     known = OPTIMIZERS[key].defaults
@@ -194,7 +192,7 @@ class Settings:
         self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
 
     def of(self, group: dict[str, Any]) -> Hyper:
-        """Returns the hyperparameters of a group. It is the same dict until a hyperparameter changes."""
+        """Returns the hyperparameters of a group. The same dict is returned until a hyperparameter changes."""
         values = self._values(group)
         known, read, hyper, may_change = self._read.get(id(group), (None, (), {}, False))
         if known is not group:

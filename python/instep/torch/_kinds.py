@@ -1,7 +1,7 @@
 """Kinds of parameters: the properties that parameters of one arena share, and checks whether kernels can step a
 parameter.
 
-This module keeps no parameter alive.
+This module stores no reference to a parameter.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 def adagrads_first_state(formats: Formats, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
     """The states that torch's Adagrad makes in its constructor, for a parameter of a checked group. Returns an empty
-    dict if they cannot be made yet.
+    dict if these states cannot be made yet.
     """
     if is_lazy(param) or param.is_meta:
         return {}
@@ -157,14 +157,14 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a parameter's states. They are the parameter's strides, or those of a dense copy if the
-    parameter has gaps between its elements.
+    """The strides of a parameter's states. If the parameter is dense, its states have the same strides. If it has gaps
+    between its elements, the states have the strides of a dense copy.
     """
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
 def had_no_update(value: Any) -> bool:
-    """Whether a state has had no update. All its values are then `NO_UPDATE`."""
+    """Whether a state has had no update, which means that all its values are `NO_UPDATE`."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     shard = shard_of(value)

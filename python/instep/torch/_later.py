@@ -56,7 +56,9 @@ class Agreement:
         self._asked: list[Later] = []
 
     def ask(self, settings: Callable[[], object]) -> None:
-        """Starts to compare the settings of this pass, and does not wait. Every rank must call it in every pass."""
+        """Starts to compare the settings of this pass, and does not wait. Every rank must call this method in every
+        pass.
+        """
         if not self._groups:
             return
         try:

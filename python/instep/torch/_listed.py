@@ -1,7 +1,7 @@
 """Checks a list of parameters: each is listed once, and no two share memory.
 
 One launch steps all parameters of a list concurrently, so memory that two parameters share would be stepped twice. This
-module keeps no parameter alive.
+module stores no reference to a parameter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The common code of the functions of ``instep.torch.functional``.
 
-The functions keep no tensor between calls. They cache lengths, dtypes, hyperparameters and the launches for them. Each call
-reads addresses, values and step counts from its tensors.
+The functions store no tensor between calls. They cache lengths, dtypes, hyperparameters and the corresponding launches.
+Each call reads addresses, values and step counts from its tensors.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Clipped(NamedTuple):
 def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
     """Prepares a call of a function of this module, for tensors that keep their addresses.
 
-    The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and ``gradient_scale=``,
-    both optional. The result keeps the tensors' memory alive, and each call reads values and counts from this memory. A
-    call of the result does not check the tensors again: if a tensor gets another ``data`` or size, prepare again.
-    Autograd does not detect that parameters change.
+    The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and
+    ``gradient_scale=``, both optional. The result keeps the tensors' memory alive, and each call reads values and
+    counts from this memory. A call of the result does not check the tensors again. If a tensor gets another ``data`` or
+    size, call `prepare` again. Autograd does not detect that these calls change the parameters.
     """
     rule = RULES.get(function.__name__.removesuffix("_"))
     if rule is None or function.__module__ != "instep.torch.functional":
@@ -114,8 +114,9 @@ def clip_(
 ) -> Clipped:
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
-    With ``in_place=False`` it writes nothing. In this case, pass ``gradient_scale=coefficient`` to the step. This saves
-    a pass over the gradients. As in torch, the coefficient is 0 if the norm is infinite, and NaN if the norm is NaN.
+    With ``in_place=False``, this function writes nothing. Pass ``gradient_scale=coefficient`` to the step instead,
+    which saves a pass over the gradients. As in torch, the coefficient is 0 if the norm is infinite, and NaN if the
+    norm is NaN.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):

@@ -1,8 +1,8 @@
-"""Checks states before they are loaded. They must be complete, belong to this optimizer, and have its sizes and
-formats.
+"""Checks states before they are loaded. A state must be complete, belong to this optimizer, and have the expected sizes
+and formats.
 
-This module checks state dicts, and entries that a user puts into ``state``. It changes no optimizer, so a failed check has no
-effect.
+This module checks state dicts, and entries that a user puts into ``state``. A check changes no optimizer, so a failed
+check has no effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ WITHOUT_COUNT = ("sgd", "lion")
 
 
 def with_defaults(key: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A saved param group with defaults for keys that are missing in files of older or other programs."""
+    """Returns a saved param group, completed with defaults for keys that an older version or another program did not
+    save.
+    """
     flags = {name: value for name, value in OPTIMIZERS[key].defaults.items() if isinstance(value, bool)}
     return {**torchs_keys(key), **flags, **group}
 
@@ -129,7 +131,9 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
-    """Refuses scales that belong to other blocks. If a parameter is sharded over ranks, its blocks must lie within rows."""
+    """Refuses scales of blocks with other boundaries. If a parameter is sharded over ranks, each block must lie within
+    a row.
+    """
     expected = scales_shape(param)
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):

@@ -15,8 +15,8 @@ HUGE_PAGE = 2 << 20
 
 
 def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
-    """A tensor of zeros. On the CPU, its offset within a page differs from the offsets of all large parameters and of
-    all tensors that were made with another ``number``.
+    """Returns a tensor of zeros. On the CPU, four consecutive values of ``number`` give four different offsets within a
+    page, and none of these is the offset of a large parameter.
 
     A CPU may confuse two arrays if their addresses agree in the low 12 bits. torch starts large tensors 64 bytes after
     the start of a page. In the tensor, each parameter's part starts at a multiple of 256 elements.

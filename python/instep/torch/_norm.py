@@ -1,4 +1,5 @@
-"""Norms over gradients of several arenas, and the decisions that follow from them. Groups are clipped together or alone.
+"""Norms over gradients of several arenas, and the decisions that follow from the norms. Groups are clipped together or
+alone.
 
 Each rank computes the sums of squares of its own shards. The sums are exact integers, so ranks may add them up in any order,
 and all get the same bits.
@@ -60,8 +61,8 @@ class GlobalNorm:
         return engine.add_norm(batch, self._part(*part))
 
     def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> Decided:
-        """Decides about clip and skip, over the shards of all ranks. Every rank must call it, with the groups of
-        ``spread`` in the same order.
+        """Decides, over the shards of all ranks, whether steps are clipped or skipped. Every rank must call this
+        method, with the groups of ``spread`` in the same order.
         """
         stream = stream_on(self.device)
         limits = {TOGETHER: max_norm, **self.of_groups()}
@@ -85,9 +86,7 @@ class GlobalNorm:
         return Decided(totals)
 
     def _share_nonfinite(self, largest: list[Tensor]) -> None:
-        """If any gradient is infinite or NaN, makes the steps of all groups skip. Otherwise the magnitudes stay as they
-        are.
-        """
+        """If any gradient is infinite or NaN, skips the steps of all groups. Otherwise the magnitudes do not change."""
         worst = torch.stack(largest).amax(0)
         for own in largest:
             own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))

@@ -26,7 +26,9 @@ MOST_PLACES = 16
 
 
 class Bucket:
-    """Parameters that are stepped and copied up together. Their gradients are copied down together."""
+    """Parameters that are stepped together, and then copied to the device together. Their gradients are copied to the
+    host together.
+    """
 
     def __init__(self, index: int, params: Sequence[Tensor], mirrors: Optional[list[Tensor]] = None) -> None:
         self.index, self.params, self.mirrors = index, list(params), mirrors
@@ -49,7 +51,9 @@ class Bucket:
         """Whether the trainer's work already waits for the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
-        """Tensors for the bucket's gradients in a part of the ring. Each has the strides of its parameter's mirror."""
+        """Tensors for the bucket's gradients in a part of the ring. Each tensor has the strides of its parameter's
+        mirror.
+        """
         assert self.mirrors is not None, "parameters of the host's have no place in the ring"
         key = (memory.data_ptr(), start)
         if key not in self._views:
@@ -114,7 +118,7 @@ class Pass:
 
 
 def as_laid(grad: Tensor, place: Tensor) -> Tensor:
-    """A gradient with the strides that it has on the host."""
+    """Returns a gradient with the strides of its place on the host."""
     if grad.layout is not torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.dtype != place.dtype:

@@ -1,7 +1,7 @@
 """The interface of the device for which the host steps: copies on two queues, events, and page-locked memory.
 
-`_offload_engine.py` uses a device only through this interface. A copy begins after the given events. The copy's own
-event is reached after its last byte.
+`_offload_engine.py` uses a device only through this interface. A copy begins after the given events, and returns an
+event that is reached after the copy's last byte.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Device(Protocol):
     """The device's interface for the engine. Any thread may call any method."""
 
     def page_locked(self, size: int) -> Tensor:
-        """Host memory that the device can copy to and from, for as long as the device lives."""
+        """Returns host memory that the device can copy to and from as long as the device object lives."""
 
     def unlock(self, memory: Tensor) -> None:
         """Unlocks page-locked memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """Returns an event after all work that the calling thread has given to the device so far. That work writes the
-        tensors in ``written``.
+        """Returns an event after all work that the calling thread has submitted to the device so far. ``written`` lists
+        the tensors that this work writes.
         """
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
@@ -53,13 +53,13 @@ class Device(Protocol):
         """Copies to the device, on the queue of uploads."""
 
     def wait(self, event: Event) -> None:
-        """Makes later work of the calling thread on the device wait for an event."""
+        """Makes work that the calling thread submits to the device later wait for an event."""
 
     def note(self, what: str, label: object) -> None:
         """Receives reports of what the engine does, for tests."""
 
     def bind(self) -> None:
-        """Prepares the calling thread for steps, which will run on it."""
+        """Prepares the calling thread to run steps."""
 
     def close(self) -> None:
         """Ends the device's threads."""

@@ -6,32 +6,32 @@
     queue of uploads                                                  [bucket 2][1][0]
     trainer's thread                                            forward: waits, module by module
 
-Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`take`, `send`) and continues. It waits
-only for room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls
-the native norm and step. Both run on the library's threads without the interpreter's lock. The trainer's thread waits
-in `gate`, before the forward pass of a module. It waits for the steps of the buckets that have the module's parameters.
-For the uploads of these buckets, the device waits instead of the thread.
+Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`take`, `send`) and continues. Such a
+thread waits only for free space in the ring. The worker is one Python thread for each optimizer. It waits for a
+bucket's copy, then calls the native norm and step. These native calls run on the library's threads without the GIL. The
+trainer's thread waits in `gate`, before the forward pass of a module. The thread waits for the steps of the buckets
+that have the module's parameters. The device, not the thread, waits for the uploads of these buckets.
 
 Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied
 up. Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip,
-a scaler, `skip_nonfinite`), the ring has room for all of them. Otherwise it has a given size, and backward waits if a
-copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. The
-step reads their gradients in the memory where FSDP has put them.
+a scaler, `skip_nonfinite`), the ring has room for all gradients. Otherwise the ring may be smaller, and backward waits
+while the ring is full. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no
+ring. The step reads their gradients in the memory where FSDP has put them.
 
 Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients, the
 copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
-that the next forward pass needs first is stepped first. Usually this is the bucket with the gradients that backward
-finishes last. If there is a decision, norms are added as buckets arrive, and all steps run after the decision. A pass
-is a call of `begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the
-previous pass, so hyperparameters and states are read while nothing runs.
+that the next forward pass needs first is stepped first. Usually backward finishes the gradients of this bucket last. If
+a pass needs a decision, norms are added as buckets arrive, and all steps run after the decision. A pass is a call of
+`begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the previous
+pass, so no step runs while hyperparameters and states are read.
 
 Failures. If the worker raises, the trainer's next call of the engine raises the same error, with the number of buckets
 that were stepped. If backward has raised, its pass is still open when the next forward pass begins. The engine then
 drops the open pass, and if buckets were stepped, the forward pass raises.
 
-The Rust library's `StepperBuilder::offload` is another engine. It has its own buckets, and enqueues their ops on the
-driver's streams in advance. In this engine, PyTorch's autograd decides when gradients come. Both call the same native
-step and norm.
+The Rust library has another engine, `StepperBuilder::offload`. The Rust engine makes its own buckets, and enqueues
+their ops on the driver's streams in advance. In the engine of this file, PyTorch's autograd decides when gradients
+arrive. Both engines call the same native step and norm.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the one that steps."""
+        """Whether the calling thread is this worker's thread."""
         return self._lane.is_current
 
     def refuse_child(self) -> None:
@@ -172,7 +172,7 @@ class Offload:
         return True
 
     def begin(self, factors: tuple[int, float], scale: Optional[Tensor] = None) -> None:
-        """Opens a pass. Its steps divide gradients by the loss scale ``scale``, which may be on any device."""
+        """Opens a pass. The steps of the pass divide gradients by the loss scale ``scale``, which may be on any device."""
         self.current = current = Pass(self.current.number + 1, factors)
         if scale is not None:
             assert self.scale is not None, "a scaler comes with a place for its scale"
@@ -185,7 +185,7 @@ class Offload:
         self.worker.put(partial(self._guarded, partial(self._begin, current)))
 
     def follow(self) -> None:
-        """Updates the mirrors of parameters that other code than a step has written."""
+        """Updates the mirrors of parameters that were written by other code than a step."""
         for bucket in self.buckets:
             for param, mirror in zip(bucket.params, bucket.mirrors or ()):
                 now = (param.data_ptr(), param._version)
@@ -194,8 +194,8 @@ class Offload:
                     self.same[id(param)] = now
 
     def take(self, param: Tensor, grad: Optional[Tensor], is_last: bool = True) -> None:
-        """Takes the gradient of a parameter. If it is None, the parameter is not stepped. The last gradient of a bucket
-        starts the bucket's copies.
+        """Receives the gradient of a parameter. If the gradient is None, the parameter is not stepped. The last
+        gradient of a bucket starts the bucket's copies.
         """
         bucket, k = self.place_of[id(param)]
         with self._guard:
@@ -240,8 +240,8 @@ class Offload:
         self.worker.put(partial(self._take_in, self.current, arrival))
 
     def end(self, is_last: bool = True, drops: bool = False) -> None:
-        """Closes the pass. Buckets with missing gradients are sent without these gradients. The decision follows, if
-        there is one, and then the steps that wait for it.
+        """Closes the pass. If some gradients of a bucket are missing, the bucket is sent without them. If the pass
+        needs a decision, the worker then decides and runs the steps.
 
         With ``drops``, this rank takes part in the decision, but steps no further bucket.
         """
@@ -280,7 +280,9 @@ class Offload:
         bucket.is_settled = True
 
     def _count_write(self, bucket: Bucket) -> None:
-        """Makes autograd refuse a backward pass through values that were read too early."""
+        """Increments version counters, so that autograd refuses a backward pass through values that were read too
+        early.
+        """
         params = bucket.params if bucket.mirrors is not None else []
         torch.autograd.graph.increment_version(params)
         for param in params:
@@ -303,8 +305,8 @@ class Offload:
                 self._settle(bucket)
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
-        """Returns the decision of the last pass: norm, clip coefficient, whether steps were skipped. Waits only for this
-        decision, not for steps.
+        """Returns the decision of the last pass: the norm, the clip coefficient, and whether steps were skipped. Waits
+        only for this decision, not for steps.
         """
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
@@ -329,7 +331,7 @@ class Offload:
             )
 
     def settle(self) -> None:
-        """Waits for all running work, and clears a failure. It is called before states are loaded."""
+        """Waits for all running work, and clears a failure. Call this method before states are loaded."""
         self._failure = None
         try:
             self.wait()
@@ -356,7 +358,7 @@ class Offload:
         return self.worker.is_closed
 
     def close(self) -> None:
-        """Ends the threads after all running work, also if a step has failed."""
+        """Ends the threads after all running work, even if a step has failed."""
         if self.is_open and in_backward():
             raise RuntimeError(
                 "optimizer: close() inside backward would leave its steps out; call it after the last backward"
@@ -385,8 +387,8 @@ class Offload:
     # The methods for the worker's thread.
 
     def _guarded(self, task: Task, bucket: Optional[Bucket] = None) -> None:
-        """Runs a task, unless an earlier task has failed. Stores its error for the trainer's thread. After a failure,
-        threads that wait for the bucket may continue.
+        """Runs a task, unless an earlier task has failed. Stores the task's error for the trainer's thread. After a
+        failure, threads that wait for the bucket may continue.
         """
         try:
             if self._failure is None:
@@ -434,14 +436,16 @@ class Offload:
         current.measured.append(bucket)
 
     def _rank(self, bucket: Bucket) -> int:
-        """The likely position of a bucket in the next forward pass: its position in the last one, or in the reverse order of
-        backward.
+        """The likely position of a bucket in the next forward pass: its position in the last forward pass, or else in
+        the reverse order of backward.
         """
         ranks = {id(one): k for k, one in enumerate(self._order)}
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
 
     def _step_or_take_in(self) -> None:
-        """Receives the buckets that were sent in the meantime, then steps the one that the next forward pass needs first."""
+        """Receives the buckets that were sent in the meantime, then steps the bucket that the next forward pass needs
+        first.
+        """
         if self._coming:
             self.worker.put(self._step_or_take_in)
         else:
@@ -495,7 +499,7 @@ class Offload:
         self._stepped(current, bucket, [batch for batch, _ in bucket.measured], not current.outcome[2])
 
     def _stepped(self, current: Pass, bucket: Bucket, batches: Iterable[Batch], has_changed: bool = True) -> None:
-        """Runs after a bucket's step. Starts the upload of its parameters. Its gradients are not read again."""
+        """Runs after a bucket's step. Starts the upload of the parameters. The bucket's gradients are not read again."""
         label = (current.number, bucket.index)
         self.device.note("step ends", label)
         if has_changed:
@@ -517,7 +521,7 @@ class Offload:
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
-        """Records that no work on the bucket is running, and returns its memory to the ring."""
+        """Records that no work on the bucket is running, and returns the memory of its gradients to the ring."""
         bucket.measured = []
         self._give_back(bucket)
         bucket.ready.set()

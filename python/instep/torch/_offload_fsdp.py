@@ -1,8 +1,8 @@
 """Steps FSDP2's shards on the host: FSDP's units are the buckets, and FSDP makes the copies.
 
-FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Some older versions
-call the hook first. The step then waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`,
-so `unshard` waits for steps.
+FSDP itself copies gradients to the host. PyTorch 2.15 waits for the end of this copy before it calls a parameter's
+hook. Some older versions call the hook before the copy has ended, so the step waits for FSDP's own event. FSDP reads
+parameters only in `FSDPParamGroup.unshard`, so `unshard` waits for steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._wrapped import OfOneModel
 
 
 class Shards(Offload):
-    """The engine over shards that lie on the host."""
+    """The engine over shards in host memory."""
 
     records: dict[int, Any]
     """FSDP's own records, by parameter."""
@@ -41,7 +41,7 @@ class Shards(Offload):
         self.send(bucket, grads, copied(self.records, present))
 
     def page_locked_bytes(self) -> int:
-        """Bytes of FSDP's page-locked shards, padding included, and of a loss scale."""
+        """The size in bytes of FSDP's page-locked shards, with padding, and of a loss scale."""
         locked = [param._sharded_param_data for param in self.records.values() if param.pin_memory]
         return (0 if self.scale is None else ALIGNMENT) + sum(shard.numel() * shard.itemsize for shard in locked)
 
@@ -60,7 +60,9 @@ class Copied:
 
 
 def copied(records: dict[int, Any], params: Sequence[Tensor]) -> list[Copied]:
-    """FSDP's events after the copies of these parameters' gradients to the host, if FSDP has not waited for them."""
+    """FSDP's events at the end of copies of these parameters' gradients to the host. Copies for which FSDP has already
+    waited have no event.
+    """
     events = (getattr(records.get(id(param)), "grad_offload_event", None) for param in params)
     return [Copied(event) for event in events if event is not None]
 
@@ -138,7 +140,7 @@ def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
 
 
 def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
-    """A norm on the host. Ranks sum it over separate groups, so that its all-reduces overlap with the trainer's
+    """A norm on the host. Its all-reduces use separate process groups, so that they overlap with the trainer's
     collectives.
     """
     groups = dict.fromkeys(group for holders in spread for group, _ in holders)

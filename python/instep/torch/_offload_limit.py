@@ -1,8 +1,8 @@
 """A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts until it is
 freed.
 
-The mode counts each storage once, by its bytes. Tensors that other threads make do not count, because they belong to
-the host.
+The mode counts each storage once, by its bytes. Tensors that other threads make do not count, because they are in host
+memory.
 """
 
 from __future__ import annotations

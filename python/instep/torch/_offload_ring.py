@@ -1,6 +1,6 @@
 """A ring buffer of page-locked memory, into which gradients are copied down.
 
-The ring never grows: if there is not enough free memory, the caller waits until a step returns some. Memory may be returned
+The ring never grows. If free memory is too small, the caller waits until a step returns memory. Memory may be returned
 in any order. A slot is free once it and all earlier slots are returned.
 """
 
@@ -43,7 +43,7 @@ class Ring:
             return slot
 
     def _place(self, size: int) -> int | None:
-        """The start of the next slot, or None if it would overlap a slot that is still in use."""
+        """The start of the next slot, or None if the next slot would overlap a slot that is still in use."""
         if not self._taken:
             return 0
         first, last = self._taken[0].start, self._taken[-1].end

@@ -2,7 +2,7 @@
 
 Work and copies end late, in a random order that a seed determines. A gradient is NaN until its work has ended, and the
 target of a copy is NaN until the copy has ended. If the source of a copy to the host was freed before the copy, the
-target stays NaN. A step or a forward pass that runs too early therefore changes bits.
+target stays NaN. A step or a forward pass that runs too early therefore gives other bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Simulated:
         late: the longest delay, in seconds, of a copy and of the work that writes a gradient. 0 delays nothing.
         bytes_per_second: speed of copies in each direction; None is the speed of memory.
         memory_bytes: the device's memory. Tensors that are made in a ``with`` block of the device lie in this memory.
-        record: a list, to which ``(what, label)`` is appended for each event. Most labels are a pass and a bucket.
+        record: a list, to which ``(what, label)`` is appended for each event. Most labels are a pair of numbers: pass
+            and bucket.
 
     """
 

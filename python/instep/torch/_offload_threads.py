@@ -1,8 +1,8 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
 If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its
-tasks. Threads finish in the reverse order of their start. The thread of the steps is started last, so it finishes
-first: a step may wait for copies, but no copy waits for a step.
+tasks. Threads finish in the reverse order of their start. The thread that runs steps is started last, so it finishes
+first. This order is safe, because a step may wait for copies, but no copy waits for a step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lane:
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is this one."""
+        """Whether the calling thread is this lane's thread."""
         return threading.current_thread() is self._thread
 
     def close(self, timeout: Optional[float] = None) -> None:

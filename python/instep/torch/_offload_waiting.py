@@ -37,7 +37,9 @@ class Waiting(FusedOptimizer):
         self.__dict__["state"] = state
 
     def wait(self) -> None:
-        """Waits for all steps, and makes later work of the device wait too. Call it before other code reads parameters."""
+        """Waits for all steps, and makes later work of the device wait for uploads. Call this before other code reads
+        parameters.
+        """
         if self._offload is not None:
             self._offload.wait()
 
@@ -47,8 +49,8 @@ class Waiting(FusedOptimizer):
             self._offload.close()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Calls ``closure``, and reports to a scaler whether the step is skipped. It makes no step, because backward
-        has started it.
+        """Calls ``closure``, and reports to a scaler whether the step is skipped. This method makes no step, because
+        backward has already started the step.
         """
         result = super().step(closure)
         self._tell_scaler()

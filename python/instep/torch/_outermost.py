@@ -1,8 +1,9 @@
-"""Finds the end of the backward pass to which a step belongs. With reentrant checkpoints, this is the outermost pass.
+"""Finds the end of the backward pass to which a step belongs. With reentrant checkpoints, a step belongs to the
+outermost pass.
 
 A checkpoint with ``use_reentrant=True`` runs a second backward pass inside a node of the first one. Parameters then get
-gradients in several passes, and these all belong to one step. If a pass ends with an error, autograd drops its
-callbacks without calling them.
+gradients in several passes, and all these passes belong to one step. If a pass ends with an error, autograd drops the
+callbacks of the pass without calling them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Outermost:
             Variable._execution_engine.queue_callback(callback)
 
     def forget(self) -> None:
-        """Forgets a pass that ended with an error. Every forward pass begins with this call. Inside backward it does
-        nothing.
+        """Forgets a pass that ended with an error. Every forward pass begins with this call. Inside backward the call
+        does nothing.
         """
         if torch._C._current_graph_task_id() == -1:
             self._callback = None

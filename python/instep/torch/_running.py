@@ -1,7 +1,7 @@
 """Optimizers that run inside backward: no other optimizer may step their parameters.
 
-A second optimizer would silently step them again. This module has no weak reference to a parameter, because torch
-refuses to convert a sharded model if such a reference exists.
+A second optimizer would silently step the same parameters again. This module has no weak reference to a parameter,
+because torch refuses to convert a sharded model if such a reference exists.
 """
 
 from __future__ import annotations

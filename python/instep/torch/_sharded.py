@@ -1,7 +1,8 @@
 """Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
-A ``DTensor`` has a record of its part and of these ranks. The shards of FSDP1 are plain tensors without such a record.
-``torch.distributed.tensor`` is imported only at the first ``DTensor``, because the import is slow.
+A ``DTensor`` records which part this rank has, and which ranks have the other parts. The shards of FSDP1 are plain
+tensors without such a record. ``torch.distributed.tensor`` is imported only at the first ``DTensor``, because the
+import is slow.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def shard_of(tensor: Tensor) -> Tensor:
 
 
 def elements_of(param: Tensor) -> int:
-    """The number of elements of a parameter on all ranks. It is 0 while the parameter's shape is not known."""
+    """The number of elements of a parameter on all ranks, or 0 while the parameter's shape is not known."""
     return 0 if is_lazy(param) else param.numel()
 
 
 class Rows(NamedTuple):
-    """This rank's part of a parameter. It consists of full rows of the parameter's first dimension."""
+    """This rank's part of a parameter: some full rows of the parameter's first dimension."""
 
     row: int
     """Elements of a row."""
@@ -75,8 +76,8 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def has_neighbours(param: Tensor) -> bool:
-    """Whether the rows that a rank has follow each other in the parameter. They do if FSDP has sharded the parameter,
-    also over tensor parallelism.
+    """Whether the rows that a rank has are consecutive rows of the parameter. Rows are consecutive if FSDP has sharded
+    the parameter, even in combination with tensor parallelism.
     """
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
     shards = 1  # The product of the mesh's later dimensions that shard the rows.
@@ -89,7 +90,7 @@ def has_neighbours(param: Tensor) -> bool:
 
 
 def formats_of(formats: Formats, param: Tensor) -> Formats:
-    """The formats of a parameter. They do not depend on the number of ranks."""
+    """The formats of a parameter. The formats do not depend on the number of ranks."""
     return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
 
 
@@ -140,7 +141,9 @@ def whole(value: Tensor) -> Tensor:
 
 
 def holders_of(param: Tensor) -> Holders:
-    """The ranks that have the shards of a parameter, without the ranks that have replicas of these shards."""
+    """For each mesh dimension over which a parameter is sharded, the ranks that have its shards. Mesh dimensions with
+    replicas are left out.
+    """
     # With DDP over tensor parallelism, parameters are plain tensors, and `_st_info` has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:

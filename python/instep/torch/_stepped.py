@@ -1,4 +1,5 @@
-"""Watches the gradients with which backward has stepped: a change after the step comes too late, so `step` raises.
+"""Watches the gradients with which backward has stepped. A later change of a gradient would have no effect, so `step`
+raises.
 
 torch's version counter shows that a tensor was written. The version of a ``DTensor`` does not count writes by torch's
 functions over lists, so some values of a ``DTensor`` are compared too. Writes through ``.data`` and numpy are not
@@ -29,8 +30,8 @@ PASSES_WATCHED = 8
 class SteppedGradients:
     """The gradients of some parameters, as the last backward left them.
 
-    Gradients that are views of one bucket share one version. If ``is_alone`` is True, only gradients of these
-    parameters share it.
+    Gradients that are views of one bucket share one version counter. If ``is_alone`` is True, only gradients of these
+    parameters share such a counter.
     """
 
     def __init__(self, params: Iterable[Tensor], is_alone: bool = True) -> None:
@@ -43,7 +44,7 @@ class SteppedGradients:
         self._has_told = False
 
     def note(self) -> None:
-        """Remembers the gradients as they are now, after backward."""
+        """Records the versions and some values of the gradients, after backward."""
         self._then, self._sample = self._now(), self._sampled()
         self._is_unread = True
         self._passes += 1
@@ -68,7 +69,7 @@ class SteppedGradients:
             raise RuntimeError(_CHANGED)
 
     def warn_if_kept(self) -> None:
-        """Warns if backward is about to add to gradients that a step has already used. Gradients of zeros cause no
+        """Warns if backward is about to add to gradients that a step has already used. Gradients that are zero cause no
         warning.
         """
         if self._then is None or self._passes > PASSES_WATCHED:
@@ -86,8 +87,8 @@ class SteppedGradients:
         """Warns if gradients that are about to be cleared have changed since `note`. A gradient that is now None or
         zero does not count as changed.
 
-        Some loops never call ``step``, so only this call can detect the change. It does not raise, because another
-        backward may have written the gradients, for example a backward for the gradient of an input.
+        Some loops never call ``step``, so only this call can detect the change. The call does not raise, because
+        another backward pass may have written the gradients, for example a pass that computes the gradient of an input.
         """
         if not self._is_unread or self._then is None or self._has_told or self._passes > PASSES_WATCHED:
             return

@@ -1,8 +1,8 @@
 """The threads of torch's own loops, used for steps on the CPU.
 
-Torch's OpenMP threads spin for milliseconds after each of torch's loops. A step with threads of its own would find the
-cores busy. A step therefore runs on torch's threads. In a forked child torch's threads do not exist, and GNU's runtime
-would wait for them forever. A step in a child therefore has its own threads.
+Torch's OpenMP threads spin for milliseconds after each of torch's loops. If a step had its own threads, they would
+compete with the spinning threads for the cores. A step therefore runs on torch's threads. In a forked child torch's
+threads do not exist, and GNU's runtime would wait for them forever. A step in a child therefore has its own threads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds which parameters had a gradient, on this rank and on any rank, for models that do not use all parameters.
 
-For a parameter without a gradient, DDP sums zeros, and does not report this to its hook. Plain DDP leaves such a
-gradient None, so an optimizer does not step the parameter. A step with zeros would move it by momentum and weight
-decay.
+For a parameter without a gradient, DDP sums zeros, and does not tell its hook that the gradient is missing. Plain DDP
+leaves such a gradient None, so an optimizer does not step the parameter. If an optimizer stepped the parameter with
+zeros, momentum and weight decay would change it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks, before every forward pass, that a wrapper's hooks are still on the model's parameters.
 
-A conversion by torch may move a parameter to another tensor, and the wrapper's hooks stay on the old one. A parameter
-that is unfrozen later has no hook. In both cases the parameter would silently not be stepped.
+When torch converts a model, a parameter may become another tensor, and the wrapper's hooks remain on the old tensor. A
+parameter that is unfrozen later has no hook. In both cases the parameter would silently not be stepped.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Wrapped:
         self.follow()
 
     def converted(self) -> list[tuple[str, Tensor]]:
-        """The parameters that have become other tensors, or tensors of another type or device."""
+        """The parameters that are now other tensors, or have another type or device."""
         forms = list(map(_form, self.params))
         if forms == self._forms:
             return []
         return [(name, p) for name, p, one, two in zip(self.names, self.params, self._forms, forms) if one != two]
 
     def follow(self) -> None:
-        """Remembers the current tensors."""
+        """Records the current tensors."""
         self._forms = list(map(_form, self.params))
 
     def refuse_converted(self) -> None:
@@ -124,8 +124,9 @@ class WrappedByDDP(Wrapped):
 
 
 def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
-    """Raises if DDP has no hook on a parameter. DDP keeps the nodes that have its hooks alive, so a mark on such a node
-    is found again. Other nodes are freed at once, or with their graph.
+    """Raises if DDP has no hook on a parameter. DDP keeps the nodes with its hooks alive. This function marks a
+    parameter's node, and fetches the node again. A node without DDP's hooks is usually freed in between, so its mark is
+    gone.
     """
     if ddp._use_python_reducer:  # The Python reducer hooks the parameters themselves, which stay.
         return
@@ -170,7 +171,7 @@ def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
 
 
 def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
-    """Calls ``check`` before each forward pass of a model that a backward pass may follow."""
+    """Calls ``check`` before each forward pass of a model, if gradients are enabled."""
 
     def call(*_: Any) -> None:
         if torch.is_grad_enabled():

@@ -1,8 +1,9 @@
 """DistributedDataParallel with the optimizer fused into its gradient buckets.
 
 DDP calls a hook for each bucket during backward. The hook starts the bucket's all-reduce. When the all-reduce ends, its
-future's callback steps the bucket. A clip or a gradient scaler needs the norm of all gradients first, so all buckets are then
-stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one parameter at a time.
+future's callback steps the bucket. A clip or a gradient scaler needs the norm of all gradients first. With either of
+them, all buckets are stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one
+parameter at a time.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ def register_ddp(
 ) -> DDPOptimizer:
     """Steps a model's parameters inside its backward pass: each bucket as soon as its gradients are summed.
 
-    Call it once, after wrapping the model and before its first forward pass. ``backward()`` then updates the
-    parameters. This call returns an optimizer for schedulers, scalers and checkpoints. The optimizer's ``step`` only
-    checks: it raises if gradients have changed after backward.
+    Call this function once, after wrapping the model and before its first forward pass. ``backward()`` then updates the
+    parameters. The returned optimizer is for schedulers, scalers and checkpoints. The optimizer's ``step`` only checks:
+    it raises if gradients have changed after backward.
 
     Arguments:
-        params: the parameters to step, or param groups of them; None for all, an empty list for none. All other
-            parameters keep averaged gradients.
-        max_norm: clips by the exact global norm. Buckets are then stepped together, after the last sum.
-        gradients: the content of ``.grad`` after backward: ``"average"`` is the mean over ranks, as the step used it,
-            ``"clear"`` is zeros, and ``"sum"`` is the unchanged sum, which is fastest and is meant for loops that clear
-            gradients without reading them.
+        params: the parameters to step, or param groups of them; None for all, an empty list for none. DDP still
+            averages the gradients of all other parameters.
+        max_norm: clips by the exact global norm. All buckets are then stepped together, after the last sum.
+        gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks that the step used.
+            ``"clear"`` is zeros. ``"sum"`` is the unchanged sum, which is fastest, for loops that do not read
+            gradients.
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
-        hook: a function that replaces ``all_reduce``. It must write a bucket's sum into the bucket's own buffer, and
-            must not divide the sum.
+        hook: a function that replaces ``all_reduce``. The function must write a bucket's sum into the bucket's own
+            buffer, and must not divide the sum.
         options: hyperparameters and options of `FusedOptimizer`.
 
     """
@@ -165,7 +166,9 @@ class DDPOptimizer(BackwardOptimizer):
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
     def _refuse_cut(self, params: Iterable[Tensor]) -> None:
-        """Refuses norms with tensor parallelism. They need an all-reduce for which DDP's callback cannot wait."""
+        """Refuses norms with tensor parallelism, because they need a further all-reduce, for which DDP's callback
+        cannot wait.
+        """
         if self._decides and any(self._holders_of(param) for param in params):
             raise NotImplementedError(
                 "max_norm, skip_nonfinite, grad_scaler: this rank holds a shard of a parameter, and DDP does not know "
@@ -241,8 +244,8 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket. If all are stepped in place, they are addresses, which is faster. Otherwise they
-        are tensors.
+        """The gradients of a bucket. If all gradients can be stepped in place, this returns their addresses, which is
+        faster. Otherwise it returns tensors.
         """
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))
@@ -259,13 +262,13 @@ class DDPOptimizer(BackwardOptimizer):
         return [address + start for start in starts]
 
     def _note_at_the_end(self) -> None:
-        """Records the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
+        """Records the gradients after DDP has moved them to their final memory, which happens after DDP's last hook."""
         if torch._C._current_graph_task_id() != -1:  # A rank that has joined runs no backward pass.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._stepped.note))
 
     def _begin(self) -> None:
-        """Begins a pass when its first bucket arrives. No earlier pass is under way at this time."""
+        """Begins a pass when its first bucket arrives. The previous pass has ended by then."""
         with self._guard:
             self._reduced, self._expected = [], None
             self._agreement.read()
@@ -278,7 +281,7 @@ class DDPOptimizer(BackwardOptimizer):
     def _arrive(
         self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
     ) -> None:
-        """Steps a bucket after its sum is complete. If a norm decides, all buckets are stepped after the last sum."""
+        """Steps a bucket after its sum is complete. If a pass needs a norm, all buckets are stepped after the last sum."""
         self._opt_called = True  # torch's schedulers read this attribute.
         route = self._engine.route(params)
         others = [grads[place] for place in route.others]
@@ -318,7 +321,7 @@ class DDPOptimizer(BackwardOptimizer):
             bucket.result.set_result(bucket.buffer)
 
     def _give_up(self, result: Future[Tensor], error: Exception) -> None:
-        """Sets an error on every bucket that waits, so that backward raises it."""
+        """Sets an error on every waiting bucket, so that backward raises the error."""
         with self._guard:
             waiting, self._reduced = [bucket.result for bucket in self._reduced], []
         failure = Failure(error)
@@ -328,12 +331,14 @@ class DDPOptimizer(BackwardOptimizer):
 
 
 def frozen_in(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters that do not take a gradient now, with their names."""
+    """The parameters that do not require a gradient now, with their names."""
     return [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
 
 
 class Failure(RuntimeError):
-    """The error of a bucket that was not stepped. DDP expects a tensor, and raises "Unable to cast ... to Tensor"."""
+    """The error of a bucket that was not stepped. DDP expects a tensor, and raises "Unable to cast ... to Tensor" with
+    this text.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"the bucket, whose step failed:\n{type(error).__name__}: {error}\n")

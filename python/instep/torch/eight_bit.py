@@ -1,7 +1,8 @@
 """AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-Positional arguments have the order of bitsandbytes 0.50. Options of earlier versions are keywords. If an option of
-bitsandbytes is not implemented in this library, the constructor raises an error that names the option.
+Positional arguments have the order of bitsandbytes 0.50. Options that only earlier versions have are accepted as
+keywords. If this library does not implement an option, the constructor raises for any value but the default, and names
+the option.
 """
 
 from __future__ import annotations

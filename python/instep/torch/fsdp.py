@@ -2,9 +2,9 @@
 
 FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have
 arrived, one launch on a separate stream steps them. The next unit's reduction therefore does not wait for the step. A
-clip or a gradient scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's own
-`register_fsdp` raises NotImplementedError. This module instead uses PyTorch's post-accumulate-grad hooks (FSDP2) and
-in-backward optimizers (FSDP1).
+clip or a gradient scaler needs the norm of all shards first. With either of them, all units are stepped together.
+PyTorch's own `register_fsdp` raises NotImplementedError. This module therefore uses other interfaces of PyTorch:
+post-accumulate-grad hooks (FSDP2) and in-backward optimizers (FSDP1).
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def register_fsdp(
 ) -> FSDPOptimizer:
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
-    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()``
-    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass, unless a scaler needs
-    the gradients (``gradients="average"``). That pass waits for each unit's step before it uses the unit. Call
-    ``wait()`` before other code reads shards. This call returns an optimizer for schedulers, scalers and checkpoints.
-    The optimizer's ``step`` only checks: it raises if gradients have changed after backward.
+    Call this function once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass.
+    ``backward()`` then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass, unless
+    a scaler needs the gradients (``gradients="average"``). The forward pass waits for each unit's step before it uses
+    the unit. Call ``wait()`` before other code reads shards. The returned optimizer is for schedulers, scalers and
+    checkpoints. Its ``step`` only checks: it raises if gradients have changed after backward.
 
     Arguments:
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
             with ``use_orig_params=True``.
         params: the parameters to step, or param groups of them; None for all, an empty list for none.
         max_norm: clips by the exact global norm over all ranks' shards. All units are then stepped together.
-        gradients: the content of ``.grad`` after backward: ``"average"`` is the shard that FSDP has reduced, and
-            ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped. With a scaler, it
-            is refused unless all units have a ``CPUOffloadPolicy``.
+        gradients: the content of ``.grad`` after backward. ``"average"`` is the shard that FSDP has reduced.
+            ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped. With a scaler,
+            ``"clear"`` is allowed only if all units have a ``CPUOffloadPolicy``.
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all shards on all ranks is skipped if
             one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
@@ -93,7 +93,7 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all gradients have arrived. FSDP1 hands over only parameters of which this rank has a part."""
+        """Whether all gradients have arrived. FSDP1 reports only parameters of which this rank has a part."""
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
@@ -227,7 +227,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 self._try(self._complete, unit)
 
     def _begin(self) -> None:
-        """Opens a pass at its first gradient. The remaining gradients of a failed earlier pass are dropped."""
+        """Opens a pass at its first gradient. Drops the remaining gradients of a failed earlier pass."""
         if self._has_begun and self._backward.is_open:
             return
         self._backward.open()
@@ -256,8 +256,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._follow_states()
 
     def _try(self, call: Callable[..., object], *given: Any) -> None:
-        """Calls a task, unless the pass has failed. Backward raises the task's error after the sums for which other ranks
-        wait.
+        """Calls a task, unless the pass has failed. Backward raises the task's error only after the collectives for
+        which other ranks wait.
         """
         if self._failure is not None:
             return
@@ -306,7 +306,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         return torch.cuda.stream(self._streams[device])
 
     def page_locked_bytes(self) -> int:
-        """Bytes of page-locked memory that ``CPUOffloadPolicy`` and a scaler need: shards with padding, and a loss scale.
+        """The bytes of page-locked memory that ``CPUOffloadPolicy`` and a scaler need: shards with padding, and a loss
+        scale.
 
         PyTorch's allocator of page-locked memory rounds each shard up to a power of two. The figure does not include
         this rounding.
@@ -315,8 +316,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Runs after backward and FSDP's own callback. Steps the units that still wait, and makes the caller's stream
-        wait for all steps.
+        """Runs after backward and FSDP's own callback. Steps the remaining units, and makes the caller's stream wait
+        for all steps.
         """
         with self._guard:
             if not self._has_begun:

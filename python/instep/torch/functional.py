@@ -5,15 +5,16 @@ of them, and steps them without the GIL, in one launch for each combination of e
 CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
-- ``grads``: any of these types, with the parameter's shape and strides. A call only reads them, and skips a parameter if its
-  gradient is None.
-- states: float32 or bfloat16, one type for all states of a parameter; zeros before the first step.
-- ``state_steps``: float32 scalar tensors, the number of steps so far: 0 before the first step. A step increments them.
+- ``grads``: any of these types, with the parameter's shape and strides. A call does not write gradients, and skips a
+  parameter if its gradient is None.
+- states: float32 or bfloat16, one type for all states of a parameter. States are zeros before the first step.
+- ``state_steps``: float32 scalar tensors with the number of steps so far, which is 0 before the first step. A step
+  increments these numbers.
 - ``copies``: tensors, or None, to which the stepped parameters are written in the copy's own type. If ``params`` are float32
   masters, ``copies`` can be a model's bfloat16 parameters.
 
-Gradients are multiplied by ``gradient_scale``. If a call is refused, nothing has been written. Two calls must not step the
-same tensors at the same time.
+Gradients are multiplied by ``gradient_scale``. If a check fails, the call raises before it writes anything. Two calls
+must not step the same tensors at the same time.
 """
 
 # fmt: off

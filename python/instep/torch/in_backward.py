@@ -1,8 +1,8 @@
 """Optimizers that run inside backward, parameter by parameter, or bucket by bucket under DistributedDataParallel.
 
-Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so only the import
-changes. At its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. If one of the optimizers
-is of this module, the module provides the hook.
+Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so a program changes only
+its import. At its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. If this module made
+one of the optimizers, this module provides the hook.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class InBackwardOptimizer(FusedOptimizer):
-    """The optimizer of one parameter. All optimizers that one call of `apply_optimizer_in_backward` makes have their states
-    in common memory, so the step of a bucket is one launch.
+    """The optimizer of one parameter. All optimizers of one call of `apply_optimizer_in_backward` have their states in
+    shared arenas, so that one launch can step a bucket.
     """
 
     _opt_called: bool
@@ -91,9 +91,11 @@ def apply_optimizer_in_backward(
 
     Arguments:
         optimizer_class: a class of ``torch.optim``, or a key of ``instep.OPTIMIZERS``.
-        params: the parameters. Each gets its own optimizer. Further calls add further optimizers, which run in order.
+        params: the parameters. Each parameter gets its own optimizer. Further calls add optimizers, which run in the
+            order of the calls.
         optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
-        register_hook: whether backward runs the optimizers. If False, they are only attached to the parameters.
+        register_hook: whether backward runs the optimizers. If False, the optimizers are only attached to the
+            parameters.
 
     """
     key = key_of(optimizer_class)
@@ -140,8 +142,8 @@ _theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
 
 
 def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
-    """Returns the hook that DDP asks for: PyTorch's hook if all optimizers are of PyTorch, otherwise the hook of this
-    module.
+    """Returns the hook that DDP requests. If all optimizers are PyTorch's, this is PyTorch's hook. Otherwise it is
+    `BucketHook`.
     """
     hooks: list[Callable[..., Future[Tensor]]] = []
 
@@ -217,7 +219,7 @@ class BucketHook:
             self.failure = error  # Raised after the sum, for which other ranks wait.
 
     def _in_common(self) -> object:
-        """The settings with which every rank must step."""
+        """The settings that must be equal on all ranks."""
         attached = [one for param in self.params for one in getattr(param, ATTACHED, [])]
         ours = [one for one in attached if isinstance(one, InBackwardOptimizer)]
         return [(one._key, one._formats, one._settings.of(one.param_groups[0])) for one in ours]

@@ -1,8 +1,8 @@
-"""Training with states and steps on the host, during the device's forward and backward.
+"""Trains with optimizer states and steps on the host, while the device runs forward and backward.
 
-The kind of model decides what `offload` steps. With FSDP, it steps the shards that already lie on the host. With DDP,
-it steps buckets after their all-reduce. For a plain module, it steps buckets that it makes itself. All three use the
-engine of `_offload_engine.py`.
+The kind of model decides what `offload` steps. With FSDP, it steps the shards, which are already on the host. With DDP,
+it steps buckets after their all-reduce. For a plain module, it steps buckets that it makes itself. In all three cases,
+`offload` uses the engine of `_offload_engine.py`.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ def offload(
 ) -> Union[OffloadedOptimizer, OffloadedDDPOptimizer, FSDPOptimizer]:
     """Makes an optimizer with its states on the host. Steps run on the host during backward and the next forward pass.
 
-    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` copies
-    the gradients to the host, and ``.grad`` is then None. In the next forward pass, each module waits for its own
-    parameters. Before other code reads parameters, call ``wait()``. Saving and loading a state dict call ``wait()``
-    themselves.
+    Call this function once, after the model is on its device and wrapped, and before its first forward pass.
+    ``backward()`` copies the gradients to the host, and ``.grad`` is then None. In the next forward pass, each module
+    waits for its own parameters. Before other code reads parameters, call ``wait()``. When a state dict is saved or
+    loaded, ``wait()`` is called automatically.
 
     Arguments:
         module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
-            ``CPUOffloadPolicy``. After `fully_shard`, this call is `register_fsdp` with ``gradients="clear"``.
-        params: the parameters to step, or param groups of them; None for all that take a gradient.
-        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in the order in which it
-            uses the parameters.
+            ``CPUOffloadPolicy``. For such a sharded module, `offload` calls `register_fsdp` with ``gradients="clear"``.
+        params: the parameters to step, or param groups of them; None for all parameters that require a gradient.
+        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in the order in which
+            that pass uses the parameters.
         grad_scaler: a scaler. The step divides gradients by its scale. The step is skipped if one gradient is infinite
             or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
         bucket_bytes: the approximate size, in bytes, of the gradients that are copied and stepped together.
-        ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If not all gradients fit,
-            backward waits when the steps are slower than backward. By default, and with a clip, a scaler or
-            ``skip_nonfinite``, this memory holds all gradients.
+        ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If this memory is full,
+            backward waits until a step frees some of it. By default, and with a clip, a scaler or ``skip_nonfinite``,
+            this memory holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` imitates a device by a second memory of the host.
-        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. If it
-            is not given, two of the process's cores are left free.
+        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. By
+            default, steps leave two of the process's cores free.
 
     """
     if accumulate not in ACCUMULATE:
@@ -220,7 +220,7 @@ class Mirrored(Waiting):
         return buckets
 
     def page_locked_bytes(self) -> int:
-        """Bytes of page-locked memory: mirrors of the parameters, the ring, and a loss scale."""
+        """The bytes of page-locked memory: mirrors of the parameters, the ring, and a loss scale."""
         assert self._offload is not None and self._offload.ring is not None, "it has both once it is made"
         mirrors = (one for bucket in self._offload.buckets for one in bucket.mirrors or ())
         scale = 0 if self._offload.scale is None else ALIGNMENT
@@ -306,7 +306,9 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside this context accumulate gradients. The next backward outside it steps with the sum."""
+        """Backward passes inside this context accumulate gradients. The next backward pass outside this context steps
+        with the sum.
+        """
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -432,7 +434,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         result.set_result(buffer)
 
     def _note_at_the_end(self) -> None:
-        """Drops the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
+        """Drops the gradients after DDP has moved them to their final memory, which happens after DDP's last hook."""
         if torch._C._current_graph_task_id() != -1:  # A rank that has joined runs no backward pass.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._let_go))

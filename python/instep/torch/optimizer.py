@@ -1,4 +1,4 @@
-"""An ordinary ``torch.optim.Optimizer``. Its step is one fused launch for all parameters of one dtype.
+"""An ordinary ``torch.optim.Optimizer`` that steps all parameters of one kind in one fused launch.
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
 tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
@@ -45,14 +45,14 @@ class FusedOptimizer(Optimizer):
     Arguments:
         params: parameters, named parameters or param groups, as for any ``torch.optim`` optimizer.
         optimizer: a key of ``instep.OPTIMIZERS``, or the class of ``torch.optim`` with the same name.
-        max_norm: clips the gradients of all parameters by their exact global norm before the step. If a param group has its
-            own ``max_norm``, it is clipped alone, by the norm of its gradients. A group with ``max_norm=None`` is not
-            clipped.
+        max_norm: clips the gradients of all parameters by their exact global norm before the step. If a param group has
+            its own ``max_norm``, the group is clipped alone, by the norm of its own gradients. A group with
+            ``max_norm=None`` is not clipped.
         states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``. The default is the parameter's type.
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
         seed: turns on stochastic rounding, with this seed, for values that are stored in fewer bits than float32.
         threads: number of threads of a step on the CPU, by default ``torch.get_num_threads()``.
-        min_8bit_size: with 8-bit states, parameters of fewer elements have float32 states.
+        min_8bit_size: with 8-bit states, parameters with fewer elements than this have float32 states.
         hyperparameters: named as in ``torch.optim``. The hyperparameters of a param group take precedence.
 
     Gradients may have any strides and may move between steps. A parameter without a gradient is not stepped.
@@ -100,8 +100,8 @@ class FusedOptimizer(Optimizer):
         threads: Optional[int],
         min_8bit_size: int = 0,
     ) -> None:
-        """Initialises the optimizer. This method's arguments are positional, because keywords would take a fifth of the
-        constructor's time.
+        """Initialises the optimizer. Callers pass positional arguments, because keyword arguments would take a fifth of
+        the constructor's time.
         """
         self._key = key
         self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
@@ -115,7 +115,7 @@ class FusedOptimizer(Optimizer):
         Optimizer.__init__(self, params, defaults_of(key) | hyperparameters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters, with their own hyperparameters, from the next step on."""
+        """Adds parameters with their own hyperparameters. The next step includes them."""
         if self.param_groups or not completed(param_group, self.defaults):
             super().add_param_group(param_group)
         else:
@@ -135,7 +135,7 @@ class FusedOptimizer(Optimizer):
                 self.state[param] = first
 
     def _refuse_params(self, params: list[Tensor]) -> None:
-        """Refuses a group's parameters if a step cannot take one of them."""
+        """Refuses a group's parameters if one of them cannot be stepped."""
         if len(params) > 1:
             refuse_repeated(params)
         for param in params:
@@ -145,7 +145,9 @@ class FusedOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if steps run in backward."""
+        """Whether GradScaler leaves its scale in gradients: True with ``fused=True``, as in torch, or if steps run in
+        backward.
+        """
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
@@ -156,8 +158,8 @@ class FusedOptimizer(Optimizer):
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
-        """Forgets the objects that steps have built. Each is built again at its next use, not here, because a program may
-        make an optimizer for each parameter.
+        """Drops the objects that steps have built. Each object is built again only at its next use, because a program
+        may make an optimizer for each parameter.
         """
         if self._has_built:  # Python makes an object slower once its ``__dict__`` was read.
             for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):
@@ -243,7 +245,7 @@ class FusedOptimizer(Optimizer):
         return GlobalNorm(device)
 
     def _holders_of(self, param: Tensor) -> Holders:
-        """The process groups over which a parameter is sharded. Empty if this rank has all of the parameter."""
+        """The process groups over which a parameter is sharded, or an empty tuple if this rank has the full parameter."""
         return holders_of(param)
 
     def _family(self) -> Sequence[FusedOptimizer]:
@@ -259,7 +261,9 @@ class FusedOptimizer(Optimizer):
     @torch.inference_mode(False)  # A step in inference mode makes states that later steps use outside it.
     @torch.no_grad()
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
-        """Assigns memory to parameters and to their states in ``state``. Parameters that were removed lose their memory."""
+        """Allocates the states of parameters, and puts these states into ``state``. Frees the states of the parameters
+        in ``gone``.
+        """
         engine, reader, params = self._engine, Reader(self._engine), list(params)
         owners = {
             p: (one, group, clip)
@@ -291,7 +295,7 @@ class FusedOptimizer(Optimizer):
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
-        """This optimizer's parameters that have memory for states. They are in groups, or only in ``state``."""
+        """The parameters of this optimizer's groups and of its ``state`` for which states are allocated."""
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
@@ -326,8 +330,8 @@ class FusedOptimizer(Optimizer):
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
-        """Takes over changed hyperparameters. If an arena would then need other states, changes nothing and returns
-        False.
+        """Takes over changed hyperparameters, and returns True. If an arena would need other states for them, this
+        changes nothing and returns False.
         """
         arenas = self._engine.arenas
         if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
@@ -339,7 +343,7 @@ class FusedOptimizer(Optimizer):
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
         """Takes over changed groups, and returns False. If a parameter would need other states or another clip than its
-        arena has, changes nothing and returns True.
+        arena has, this changes nothing and returns True.
         """
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
@@ -363,8 +367,8 @@ class FusedOptimizer(Optimizer):
         return False
 
     def _refuse_other_clip(self) -> None:
-        """Runs if a group has changed between its own clip, the common clip and no clip. A subclass that forbids this
-        raises.
+        """Runs if a group has changed between its own clip, the common clip and no clip. A subclass that forbids such a
+        change raises here.
         """
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:
@@ -460,7 +464,7 @@ class Kept:
 
 
 def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
-    """Checks an option that is a number. Without this check, a wrong number would raise only in the first step."""
+    """Checks an option that is a number. Without this check, only the first step would raise for a wrong number."""
     try:
         number = convert(value)
         if number == value and fits(number):
@@ -471,7 +475,7 @@ def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable
 
 
 def key_of(optimizer: Union[str, type]) -> str:
-    """The key of an optimizer that is given by name or as a class of ``torch.optim``."""
+    """The key of an optimizer, given its name or a class of ``torch.optim``."""
     if not isinstance(optimizer, (str, type)):
         raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
     if type(optimizer) is str and optimizer in OPTIMIZERS:

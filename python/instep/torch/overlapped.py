@@ -1,7 +1,7 @@
 """The registry of overlapped optimizers, with the names and meaning of PyTorch's ``_optimizer_overlap``.
 
-A second entry for a class is refused. PyTorch's check looks for the class in the values instead of the keys, so PyTorch
-silently replaces the first entry.
+This registry refuses a second entry for a class. PyTorch's registry silently replaces the first entry, because its
+check looks for the class in the values instead of the keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _registered: dict[type, type] = {}
 
 
 def register_overlapped(optim_cls: type) -> Callable[[Registered], Registered]:
-    """A decorator that registers a class as the overlapped form of an optimizer's class and its subclasses."""
+    """Returns a decorator that registers a class as the overlapped form of ``optim_cls`` and its subclasses."""
 
     def decorator(overlapped: Registered) -> Registered:
         if optim_cls in _registered:

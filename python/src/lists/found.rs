@@ -19,7 +19,7 @@ pub(super) const PARAMS: usize = 0;
 pub(super) const GRADS: usize = 1;
 pub(super) const COUNTS: usize = 2;
 pub(super) const COPIES: usize = 3;
-/// The list of the numbers that the optimizer carries besides the counts.
+/// The list of the numbers that the optimizer carries from step to step, in addition to the counts.
 pub(super) const CARRIED: usize = 4;
 /// The list of the first state. The lists of further states follow.
 pub(super) const STATES: usize = 5;
@@ -39,8 +39,8 @@ pub(super) struct Format {
 pub(super) struct Found {
     pub(super) formats: Vec<Format>,
     pub(super) lens: Vec<u64>,
-    /// For each list, the addresses of its tensors. They are empty if the list was not given. A gradient or a copy with
-    /// the address 0 is missing.
+    /// For each list, the addresses of its tensors, or no addresses if the list was not given. An address of 0 means
+    /// that the gradient or the copy is missing.
     pub(super) addresses: Vec<Addresses>,
     pub(super) progress: Vec<(u64, f64)>,
 }
@@ -251,12 +251,11 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that the optimizer carries beside it. Returns `None` if the count is not a whole
-/// number.
+/// Reads a count and the number that the optimizer carries in addition. Returns `None` if the count is not a whole
+/// number of 0 or more.
 ///
 /// # Safety
-/// `count` is the address of an initialised f32. The address in `carried` is that of an initialised number of the given
-/// type.
+/// `count` is the address of an initialised f32. `carried` has the address and the type of an initialised number.
 pub(super) unsafe fn read_progress(count: usize, carried: Option<(usize, Word)>) -> Option<(u64, f64)> {
     // SAFETY: the caller's promise.
     unsafe {

@@ -1,7 +1,8 @@
 //! Steps lists of the caller's tensors with one optimizer.
 //!
-//! Only plans are kept between calls. A plan has the lengths and formats of tensors, and the launches for them. Each
-//! call reads addresses, counts and values from the tensors. It writes nothing before it has checked all tensors.
+//! [`Lists`] stores plans between calls, but no tensors. A plan has the lengths and formats of tensors, and the
+//! corresponding launches. Each call reads addresses, counts and values from the tensors. A call checks all tensors
+//! before it writes anything.
 #![allow(unsafe_code)]
 
 mod found;
@@ -33,11 +34,11 @@ use found::{
 use moved::{LEAST_DETACHED, LEAST_MEAN, LEAST_SHARED, Move};
 use plan::{Key, Plan, optimizer};
 
-/// The largest number of plans that an optimizer keeps. A call for a whole model needs one plan. A program that steps
+/// The largest number of plans that an optimizer stores. A call for a whole model needs one plan. A program that steps
 /// each parameter separately needs one plan for each length.
 const MOST_PLANS: usize = 64;
 
-/// The lists of a call. They keep the call's tensors alive.
+/// The lists of a call, which keep the call's tensors alive.
 type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
 
 /// Plans and memory of earlier calls, for use in later calls.
@@ -73,7 +74,7 @@ pub(crate) struct Prepared {
     descriptor: &'static Descriptor,
     /// The plan, the tensors, and whether the plan has stepped these tensors.
     inner: Mutex<(Plan, Found, bool)>,
-    /// The tensors' storages. They keep the tensors' memory alive.
+    /// The tensors' storages, which keep the memory of the tensors alive.
     _keeps: Vec<Py<PyAny>>,
 }
 
@@ -101,8 +102,8 @@ impl Lists {
     }
 
     /// Steps the tensors of these lists. `lists` has the parameters, gradients, counts, copies, carried numbers and
-    /// states, in this order. Each of these is a list or None. `hyper` has every hyperparameter, in the order of the
-    /// optimizer's fields.
+    /// states, in this order. Each of these items is a list or None. `hyper` has every hyperparameter, in the order of
+    /// the optimizer's fields.
     fn step(
         &self,
         py: Python<'_>,
@@ -121,8 +122,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Makes an object that steps these tensors in every call. The object keeps the tensors' storages alive. It is
-    /// usable as long as the tensors have the same addresses.
+    /// Makes an object that steps these tensors in every call. The object keeps the tensors' storages alive. The object
+    /// is valid as long as the tensors keep their addresses and sizes.
     fn prepare(
         &self,
         py: Python<'_>,
@@ -381,8 +382,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Returns a bit mask. It has a bit for each list of states that the optimizer needs with these hyperparameters.
-    /// The result does not depend on the learning rate.
+    /// Returns a bit mask with a bit for each list of states that the optimizer needs with these hyperparameters. The
+    /// mask does not depend on the learning rate.
     fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
         if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
             return Ok(*kept);
@@ -409,8 +410,8 @@ impl Lists {
         found
     }
 
-    /// Removes the plan for these lists and returns it. If another thread makes a call meanwhile, that call makes its
-    /// own plan.
+    /// Removes the plan for these lists and returns it. If another thread calls before the plan is stored again, that
+    /// call makes its own plan.
     fn take(&self, key: Key, found: &Found) -> Option<Plan> {
         let plans = &mut self.idle().plans;
         let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;
@@ -418,7 +419,7 @@ impl Lists {
         Some(plans.remove(at))
     }
 
-    /// Stores a plan for the next call with the same formats and lengths. Stores the memory for any later call.
+    /// Stores a plan for the next call with the same formats and lengths. Also stores the memory for any later call.
     fn keep(&self, plan: Plan, found: Found) {
         let mut idle = self.idle();
         if idle.plans.len() >= MOST_PLANS {

@@ -1,9 +1,9 @@
 //! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
 //!
-//! A sum is computed in float32. It is rounded once, when it is stored, to the nearest value (ties to even). The caller
-//! has checked all tensors. If the tensors do not fit in the last-level cache, the stores of a copy bypass the caches.
-//! The processor then does not read the memory before it writes it (Intel's optimization manual, "Non-temporal
-//! stores").
+//! A sum is computed in float32, and is rounded only when it is stored, to the nearest value (ties to even). The caller
+//! must have checked all tensors. If the tensors do not fit in the last-level cache, the stores of a copy bypass the
+//! caches. With such stores, the processor does not read a cache line before it writes the line (Intel's optimization
+//! manual, "Non-temporal stores").
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -29,7 +29,7 @@ pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
 /// The number of elements of a block. Loops over a block are unrolled.
 const BLOCK: usize = 64;
-/// The number of bytes from a load to the memory that is prefetched with it.
+/// The distance in bytes from a load to the memory that is prefetched at the same time.
 #[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 2048;
 
@@ -74,11 +74,12 @@ struct Run<'a> {
     len: usize,
 }
 
-/// Copies each `from` tensor into its `into` tensor. If `adds`, adds it to the `into` tensor instead.
+/// Copies each `from` tensor into its `into` tensor. If `adds` is true, adds each `from` tensor to its `into` tensor
+/// instead.
 ///
 /// # Safety
-/// At each address there are `len` initialised elements of float32 or bfloat16. The address is aligned for their type.
-/// The written elements do not overlap any other memory that this call reads or writes.
+/// Each address is that of `len` initialised elements of float32 or bfloat16, and is aligned for their type. The
+/// written elements do not overlap any other memory that this call reads or writes.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
     let work = if adds { Work::Add } else { kind_of_copy(moves) };
     let mut elements = 0;
@@ -208,7 +209,7 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `made` with one block of the run after the other, and prefetches later blocks.
+    /// Calls `made` for each block of the run in turn, and prefetches later blocks.
     #[inline(always)]
     unsafe fn blocks<T, U>(self, made: impl Fn(&mut [T], &[U])) {
         // SAFETY: the caller's promise.
@@ -240,8 +241,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies the run with stores that bypass the caches. The caller must then make the stores visible to other threads
-    /// with a fence.
+    /// Copies the run with stores that bypass the caches. After the call, the caller must execute a fence, so that
+    /// other threads see the stores.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn stream<T: Copy + Default, U>(self, made: impl Fn(&mut [T], &[U])) {
@@ -306,7 +307,7 @@ fn prefetch<T>(block: &[T]) {
     }
 }
 
-/// The bits of infinity. Without the sign bit, the bits of every NaN are larger.
+/// The bits of infinity. The bits of every NaN, without the sign bit, are a larger number.
 const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
 
 #[inline(always)]

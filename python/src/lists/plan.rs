@@ -1,6 +1,6 @@
 //! A plan: the launches for lists of tensors with given lengths and formats.
 //!
-//! Each launch is a bucket step of the library. Every call passes the addresses of its tensors.
+//! Each launch is a [`BucketStep`]. Every call passes the addresses of the tensors to the plan.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -39,9 +39,9 @@ pub(super) struct Plan {
     pub(super) hyper: Vec<Value>,
     pub(super) parts: Vec<Part>,
     /// Memory with one element for each list of each empty parameter. The updates of an empty parameter are counted
-    /// too, so the launch gets one element instead of none.
+    /// too, so a launch gets one spare element for it.
     pub(super) spare: Vec<u64>,
-    /// The start and end of each tensor's memory, and the tensor's number. The last call has sorted them by start. In
+    /// The start and end of each tensor's memory, and the tensor's number, sorted by the starts in the last call. In
     /// the next call, this order is often nearly sorted, so the sort is fast.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
@@ -53,9 +53,9 @@ pub(super) struct Part {
     /// The indices of these parameters in the lists.
     pub(super) members: Vec<usize>,
     pub(super) format: Format,
-    /// Whether the optimizer carries a number beside each count.
+    /// Whether the optimizer carries a number in addition to each count.
     pub(super) carries: bool,
-    /// The counts and carried numbers that `step` has. A call sets only those that differ.
+    /// The counts and carried numbers that `step` has. A call sets only numbers that have changed.
     pub(super) progress: Vec<(u64, f64)>,
     /// For each list, the addresses of the part's members. A step does not use them if the plan has only one part.
     pub(super) addresses: Vec<Addresses>,

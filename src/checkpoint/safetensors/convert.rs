@@ -1,4 +1,5 @@
-//! A tensor of a file, with its element type, shape and place. Converts its bytes exactly to f32 values or to a count.
+//! Describes a tensor of a file: its element type, shape and place. Converts the tensor's bytes exactly to f32 values
+//! or to a count.
 //!
 //! This module refuses every value that would be rounded, because a state that differs in one bit changes the training.
 //! `entries.rs` has checked that the shape matches the number of bytes.
@@ -55,7 +56,7 @@ pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     }
 }
 
-/// Returns the element as an integer, if it is integral and below 2^63.
+/// Returns the element as an integer, or `None` if its value is not a whole number from 0 to 2^63 - 1.
 pub(in crate::checkpoint) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
     let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));
     let count = match dtype {
@@ -153,12 +154,12 @@ impl fmt::Display for Dtype {
 }
 
 impl Tensor {
-    /// Returns the offset of the first byte in the file.
+    /// Returns the offset of the tensor's first byte in the file.
     pub fn start_bytes(&self) -> u64 {
         self.start_bytes
     }
 
-    /// Returns the offset in the file one past the last byte.
+    /// Returns the offset of the byte after the tensor in the file.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.elements * self.dtype.bytes()
     }

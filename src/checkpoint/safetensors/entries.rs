@@ -1,11 +1,11 @@
 //! Parses the JSON of a tensor file's header. The entries are validated later, but their size is limited while they are
 //! parsed.
 //!
-//! For any content, the memory for a header is at most a small multiple of the header's length. For this purpose, the
-//! numbers of dimensions and metadata are limited, and the names of unknown types are shortened. serde's derives accept
-//! two forms that are errors here. A derived struct accepts an array of its fields instead of an object, and a map
-//! accepts a key that occurs twice. With either form, a broken file could be read as a different valid file. The types
-//! here therefore refuse both forms.
+//! For any content, the memory for a header is at most a small multiple of the header's length. To ensure this limit,
+//! the parser limits the numbers of dimensions and of metadata entries, and shortens the names of unknown types.
+//! serde's derives accept two forms that are errors here. A derived struct accepts an array of its fields instead of an
+//! object, and a map accepts a key that occurs twice. With either form, a broken file could be read as a different
+//! valid file. The types here therefore refuse both forms.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,7 +45,7 @@ enum Spelled {
 struct Shape(Vec<u64>);
 
 impl Entry {
-    /// Returns the tensor, if its dtype is known and its shape matches the number of bytes.
+    /// Returns the tensor, or an error if its dtype is unknown or its shape does not match its number of bytes.
     pub(super) fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
         let Entry { dtype, shape: Shape(shape), data_offsets: [start, end] } = self;
         let dtype = match dtype {
@@ -144,10 +144,10 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// A struct with serde's derive that is read only from a JSON object, and not from an array.
+/// Wraps a struct that uses serde's derive, so that the struct is read only from a JSON object and not from an array.
 pub struct Object<T>(pub T);
 
-/// The largest number of keys in one object. More keys would take far more memory than their text in the file.
+/// The largest number of keys in one object. More keys would occupy far more memory than their text in the file.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
 /// An object with at most 65,536 keys of any name. An object in which a key occurs twice is refused.

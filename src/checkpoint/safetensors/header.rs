@@ -1,8 +1,8 @@
-//! The header of a tensor file. It has the names, types, shapes and places of the tensors. The tensors fill the rest of
-//! the file exactly.
+//! The header of a tensor file: the names, types, shapes and places of the tensors. The tensors fill the rest of the
+//! file exactly.
 //!
-//! Any input gives either a header that matches the file or an error of one line. Every length is compared with the
-//! file's length before it is used. No error quotes more than a line of the file.
+//! For any input, a read returns either a header that matches the file or an error of one line. Every length is
+//! compared with the file's length before it is used. No error quotes more than a line of the file.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,7 +12,7 @@ use super::entries::{Entries, Entry};
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 
-/// The file begins with the header's length, in this number of bytes.
+/// The size of the field at the start of the file that has the header's length.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's limit on the length of a header.

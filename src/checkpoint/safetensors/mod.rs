@@ -1,8 +1,8 @@
 //! Reads and writes tensor files in the safetensors format. The header is checked in full before any data are read.
 //!
 //! This module is stricter than the `safetensors` crate. That crate accepts duplicate names, needs the whole file in
-//! memory and writes metadata in random order. The tests also read files with that crate. This module never allocates
-//! more than a small multiple of the header's length.
+//! memory and writes metadata in random order. The tests also read this library's files with the `safetensors` crate.
+//! This module never allocates more than a small multiple of the header's length.
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
@@ -40,8 +40,8 @@ pub struct Data<R> {
 /// Opens a regular file. Refuses pipes and devices, because the header is checked against the file's length.
 ///
 /// # Errors
-/// `File` if the file cannot be opened, `Checkpoint` if it is not a regular file or not in this format. Both errors
-/// name the path.
+/// `File` if the file cannot be opened, `Checkpoint` if the file is not a regular file or is not in the safetensors
+/// format. Both errors name the path.
 pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
     open(regular_file(path)?).map_err(|error| inside(path, error))
 }
@@ -85,7 +85,7 @@ impl<R: Read + Seek> Data<R> {
         Ok(())
     }
 
-    /// Reads elements of an F32, BF16 or F16 tensor from number `first` on, until `values` is full.
+    /// Fills `values` with elements of an F32, BF16 or F16 tensor, starting with element `first`.
     ///
     /// # Errors
     /// `Checkpoint` if the tensor is of another type. Other errors as for [`stream`](Self::stream).
@@ -110,7 +110,7 @@ impl<R: Read + Seek> Data<R> {
     }
 }
 
-/// Opens a regular file, and refuses anything else.
+/// Opens a file, and returns an error if it is not a regular file.
 ///
 /// # Errors
 /// Errors as for [`open_file`].

@@ -41,7 +41,7 @@ struct Spelling<'a> {
     metadata: &'a BTreeMap<String, String>,
 }
 
-/// Returns the start of a file: the header's length, then the header. The caller writes the tensors' data after it, in
+/// Returns the start of a file: the header's length, then the header. The caller must then write the tensors' data, in
 /// the order of `entries`. Padding makes the data start at a multiple of 8 bytes, as the format requires.
 ///
 /// # Errors
@@ -64,7 +64,7 @@ pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<
     Ok(bytes)
 }
 
-/// Writes values in this type, rounded to nearest, 64 KiB at a time.
+/// Rounds values to the nearest value of `dtype` and writes them, at most 64 KiB at a time.
 ///
 /// # Errors
 /// The error of `out`.

@@ -62,7 +62,7 @@ const PROPERTIES: &[Property] = &[
     ("a new group works after others have failed", 1, meet_again),
 ];
 
-/// The result on one rank, if no property failed there.
+/// The result on one rank, if no property failed on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The rank.
@@ -78,7 +78,7 @@ pub struct Report {
 pub struct Failures {
     /// The rank.
     pub rank: u32,
-    /// The name and the failure of each such property.
+    /// The name and the failure of each failed property.
     pub failed: Vec<(&'static str, String)>,
 }
 
@@ -93,13 +93,13 @@ impl std::error::Error for Failures {}
 
 /// Checks every property of the suite on this rank. Every rank of the group makes this call at about the same time.
 ///
-/// `make` returns this rank's communicator in a new group of the same ranks. The suite calls `make` once for each
-/// property, on every rank in the same order. It drops all these communicators at the end. `patience` is the longest
+/// `make` returns this rank's communicator in a new group of the same ranks. On every rank, the suite calls `make` once
+/// for each property, in the same order. The suite drops all these communicators at the end. `patience` is the longest
 /// deadline of a call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices
 /// on a busy machine.
 ///
-/// The suite supports up to 256 ranks. It tests sums of f32, and sums of every other type for which
-/// [`Collective::sums`] is true. It tests all-reduce, broadcast, and every other kind of call for which
+/// The suite supports up to 256 ranks. The suite tests sums of f32, and sums of every other type for which
+/// [`Collective::sums`] is true. The suite tests all-reduce, broadcast, and every other kind of call for which
 /// [`Collective::supports`] is true. The collective must reach the host's memory.
 ///
 /// # Errors
@@ -207,13 +207,13 @@ fn expect_mismatch(rank: &Rank, key: CallKey) -> Result<(), String> {
     }
 }
 
-/// Makes an all-reduce of zeros, on which all ranks agree.
+/// Makes an all-reduce of zeros with the same key on all ranks.
 fn sum_zeros(rank: &Rank, deadline: Duration) -> Result<()> {
     let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
     rank.enqueue(key, &mut Buffer::new(&[0; 4 * ELEMENTS], 0), None, deadline)
 }
 
-/// Makes a call on which all ranks agree, after a call that failed. The new call must fail too.
+/// Makes a call with the same key on all ranks, after a call that failed. The new call must fail too.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
     match sum_zeros(rank, rank.patience / 20) {
         Err(_) => Ok(()),

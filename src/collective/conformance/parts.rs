@@ -1,8 +1,8 @@
 //! Tests the calls that a sharded stepper makes: reduce-scatter, all-gather and reductions of integers, also on a
 //! second communicator and in groups of ranks.
 //!
-//! A collective need not support reduce-scatter, all-gather and reductions of integers. If it refuses such a call with
-//! `Unsupported`, it passes.
+//! A collective need not support reduce-scatter, all-gather and reductions of integers. A collective that refuses such
+//! a call with `Unsupported` passes the tests.
 
 use std::sync::Arc;
 use std::thread;
@@ -104,7 +104,7 @@ pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
 }
 
 /// Checks sums and broadcasts in groups, and on a duplicate of each group. Even ranks form one group and odd ranks
-/// another. Then each group is split in two in the same way.
+/// another. Then each group is split into two groups in the same way.
 pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     let (mut comm, mut members) = (Arc::clone(&rank.comm), (0..rank.ranks).collect::<Vec<u32>>());
     for round in 0..2 {

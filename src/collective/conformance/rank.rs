@@ -10,7 +10,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Where a call's buffers lie.
+/// The placement of a call's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) in_place: bool,
@@ -74,7 +74,8 @@ impl Rank {
         self.comm.enqueue(&mut Call::on_host(&*self.comm, key, source, target, deadline)?)
     }
 
-    /// Makes a call, and returns the resulting bytes. Returns an error if the call fails or writes to other memory.
+    /// Makes a call, and returns the resulting bytes. Returns an error if the call fails, writes outside its buffers,
+    /// or writes to a source that is not its target.
     pub(super) fn run(
         &self,
         kind: CollectiveKind,
@@ -116,7 +117,7 @@ impl Rank {
     }
 
     /// Makes several in-place calls together, and returns the resulting bytes of each call. Returns an error if a call
-    /// fails or writes to other memory.
+    /// fails or writes outside its buffer.
     pub(super) fn run_together(
         &self,
         calls: &[(CollectiveKind, DType, Vec<u8>)],
@@ -177,7 +178,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// The least number of guard bytes before and after the contents. It is also the largest alignment that a
+/// The least number of guard bytes before and after the contents. This number is also the largest alignment that a
 /// [`Call`](crate::collective::Call) promises.
 const MARGIN: usize = 64;
 const UNTOUCHED: u8 = 0xa5;

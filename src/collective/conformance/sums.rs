@@ -176,7 +176,8 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes several calls together. Their lengths are not sorted, because an implementation may sort the calls by length.
+/// Makes several calls together. The lengths of the calls are not in order, because an implementation may sort the
+/// calls by length.
 pub(super) fn calls_together(rank: &Rank) -> Result<(), String> {
     const LENGTHS: [usize; 5] = [7, 1003, 1, 0, 4099];
     let exact = |of: u32, call: usize, elements: usize| -> Vec<f32> {

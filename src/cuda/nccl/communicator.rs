@@ -28,7 +28,7 @@ use crate::handle::Place;
 use crate::poll::{Wall, poll};
 
 /// One rank's part in a group of GPUs. Each GPU has its own process. A clone is another handle of the same
-/// communicator. Give one handle to the stepper. Keep another one, to [`close`](Self::close) the group after the
+/// communicator. Give one handle to the stepper. Keep a second handle, to [`close`](Self::close) the group after the
 /// stepper is dropped.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
@@ -37,10 +37,10 @@ use crate::poll::{Wall, poll};
 ///
 /// When a stepper is built, ranks compare its layout and options. If a parameter is [written](crate::Stepper::write),
 /// the next pass also compares which parameters were written. Each comparison is an all-gather of 144 bytes, and the
-/// calling thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only with a host
-/// collective ([`beside`](Self::beside)) and [`Options::ledger`]. Without the ledger, ranks that differ in one of these
-/// get no `Mismatch`. They diverge, or hang until the stepper's deadline. Replays of captured passes are never
-/// compared.
+/// calling thread waits for the result. Learning rates, frozen parameters and abandoned passes are compared only with a
+/// host collective ([`beside`](Self::beside)) and [`Options::ledger`]. Without the ledger, ranks that differ in
+/// learning rates, frozen parameters or abandoned passes get no `Mismatch`. Such ranks diverge, or hang until the
+/// stepper's deadline. Replays of captured passes are never compared.
 ///
 /// If a rank fails or dies, a host collective reports this to the other ranks. Without a host collective, the other
 /// ranks wait until the stepper's deadline, unless NCCL itself reports an error.
@@ -54,15 +54,15 @@ use crate::poll::{Wall, poll};
 /// [`Sums::by_caller`](crate::Sums::by_caller), the program's communicator is the only one.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
-/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. If NCCL does
-/// not order the collectives of these communicators, the collectives run one at a time, in the order of the calls.
-/// These communicators fail, are aborted and are closed together with the first communicator. All ranks of the program
-/// make a further communicator at the same point, even a communicator of one shard group. Its id is sent over the first
-/// communicator.
+/// [groups](crate::StepperBuilder::shard_size), it makes two more communicators: one for its group, and one for its
+/// replicas. If NCCL does not order the collectives of these communicators, the collectives run one at a time, in the
+/// order of the calls. These communicators fail, are aborted and are closed together with the first communicator. All
+/// ranks of the program make a further communicator at the same point, even a communicator of one shard group. The id
+/// of a further communicator is sent over the first communicator.
 ///
-/// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. When the process
-/// exits, it waits up to 10 s for that thread. After an abort, it exits at least a second later. If the process ends
-/// before that thread, or if a panic drops the handle, the other ranks count this rank as failed.
+/// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. At exit, the
+/// process waits up to 10 s for that thread. At least one second passes between an abort and the exit of the process.
+/// If the process ends before that thread, or if a panic drops the handle, the other ranks count this rank as failed.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
@@ -119,8 +119,8 @@ impl Nccl {
         Nccl { shared: Arc::new(shared), further: None }
     }
 
-    /// Makes another communicator of these ranks. Its id is sent over the group's first communicator, because the
-    /// oldest supported NCCL cannot split a communicator.
+    /// Makes another communicator of these ranks. The new communicator's id is sent over the group's first
+    /// communicator, because the oldest supported NCCL cannot split a communicator.
     fn another(&self, ranks: &[u32]) -> Result<Nccl> {
         let rank = place_in(ranks, self.rank(), self.world_size())?;
         let own = self.further.as_ref();
@@ -170,12 +170,12 @@ impl Nccl {
     /// this call within the deadline. Afterwards, calls on every handle return an error.
     ///
     /// # Ordering
-    /// Drop captured passes of the group's steppers before this call. A communicator cannot end while a graph has its
-    /// collectives.
+    /// Drop captured passes of the group's steppers before this call. A communicator cannot end while a captured graph
+    /// contains its collectives.
     ///
     /// # Errors
-    /// `Order` while such a captured pass is alive. The group is then unchanged. If an error has ended the group
-    /// before, this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
+    /// `Order` while such a captured pass is alive. The group is then unchanged. If an error has already ended the
+    /// group, this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
         let captured = Arc::strong_count(&self.shared.captured) - 1;
@@ -327,7 +327,8 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Finds the library and the device. If this machine lacks either, this fails before other ranks wait for this rank.
+/// Finds the library and the device. Fails if this machine lacks the library or the device, before other ranks wait for
+/// this rank.
 fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat)> {
     options.refuse()?;
     let (library, driver) = (Library::get()?, Cuda::open(options.device)?.driver);

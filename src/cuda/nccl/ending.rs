@@ -1,7 +1,7 @@
 //! Threads that end communicators, so that a drop or an abort does not wait for NCCL.
 //!
-//! The exit of the process waits for all of these threads, but only for a bounded time. The exit of a forked child does
-//! not wait.
+//! At exit, the process waits for all of these threads, but only for a bounded time. A forked child does not wait at
+//! exit.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -27,7 +27,7 @@ pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
 }
 
-/// The number of threads of [`detached`] that run, and the time of their last abort.
+/// The number of running threads of [`detached`], and the time of the last abort.
 struct Endings {
     running: u32,
     aborted: Option<Instant>,
@@ -35,7 +35,8 @@ struct Endings {
 
 static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
 static ENDED: Condvar = Condvar::new();
-/// The id of the process that waits at its exit. A forked child has another id, and none of the threads.
+/// The id of the process that waits at exit. A forked child has another id and none of the threads, so it does not
+/// wait.
 static PROCESS: OnceLock<u32> = OnceLock::new();
 
 /// Records that a communicator was aborted at this moment.
@@ -63,11 +64,11 @@ impl Drop for Running {
     }
 }
 
-/// The longest time for which an exit waits for threads that end communicators. If such a thread waits longer for a
-/// peer, the process exits without it.
+/// The longest time for which an exit waits for threads that end communicators. If a thread waits longer than this for
+/// a peer, the process exits before the thread ends.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The least time between an abort and the exit. NCCL may free an aborted communicator later, on a thread of its own.
-/// On an H200, ranks that exited right after an abort ended with SIGSEGV.
+/// The least time between an abort and the exit. NCCL may free an aborted communicator later, on a separate thread. On
+/// an H200, ranks that exited right after an abort ended with SIGSEGV.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 extern "C" fn await_detached() {

@@ -15,8 +15,8 @@ pub(super) enum Entry {
     /// A stepper, with one number for all values that ranks must have in common.
     Stepper(u64),
     /// A further communicator of `count` ranks, as one of these ranks describes it. Communicators that are made at the
-    /// same point have no rank in common. `first` is the group's rank that is number 0 in this communicator. That rank
-    /// makes the communicator's id.
+    /// same point have no rank in common. Rank `first` of the group becomes rank 0 of this communicator, and makes the
+    /// communicator's id.
     Communicator { first: u32, count: u32 },
 }
 
@@ -58,8 +58,9 @@ impl Record {
     /// Reads and checks the records of all ranks, in the order of the ranks.
     ///
     /// # Errors
-    /// `Mismatch` if two ranks are about to make things that do not go together, or if a communicator would lack a
-    /// rank. NCCL would wait for that rank until the deadline. `PeerLost` if a rank has sent an invalid record.
+    /// `Mismatch` if two ranks are about to make incompatible things, or if a communicator would lack a rank. Without
+    /// this error, NCCL would wait for the missing rank until the deadline. `PeerLost` if a rank has sent an invalid
+    /// record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
         let decode =

@@ -1,8 +1,8 @@
 //! Sends a group's id in a file. Rank 0 writes the file in a folder that all ranks see. The other ranks read it.
 //!
 //! A reader sees the complete file or no file. Rank 0 removes the file once all ranks have joined. A rank may first
-//! read the file of an earlier run with the same name. Once rank 0 has replaced that file, the rank notices this, and
-//! joins again with the new id.
+//! read an old file, from an earlier run with the same name. Once rank 0 has replaced the old file, the rank joins
+//! again with the new id.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -20,23 +20,23 @@ use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// The ids with which ranks of this process have joined or tried to join, and the ranks. Later groups and later tries
-/// of this process have other ids.
+/// Each id with which a rank of this process has joined or tried to join, together with that rank. Later groups and
+/// later tries of this process have other ids.
 static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
-/// The first id that this process has written. Every file of this process contains it, and no file of another process
-/// does.
+/// The first id that this process has written. Every file that this process writes contains this id. Files of other
+/// processes do not contain this id.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
-    /// The first id that the process that wrote this file has written.
+    /// The first id of the process that wrote this file (`FIRST`).
     run: UniqueId,
     id: UniqueId,
 }
 
-/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. It stops waiting if
-/// the check returns an error.
+/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check. `connect` stops
+/// waiting if the check returns an error.
 pub(super) fn meet<T>(
     options: &Options,
     path: &Path,
@@ -86,7 +86,7 @@ pub(super) fn meet<T>(
     }
 }
 
-/// Waits for a file of this job that differs from the refused file. Its id must be one that this rank has not tried.
+/// Waits for a file of this job that differs from the refused file. The id in the file must be new to this rank.
 fn read_until(
     options: &Options,
     path: &Path,

@@ -1,9 +1,9 @@
-//! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the
-//! ledger.
+//! The host-side collective beside a communicator. The host collective sends the id, reports failures, and compares
+//! calls for the ledger.
 //!
 //! NCCL itself does not report that a rank has died, and does not compare calls. Without a host collective, the other
-//! ranks hang if one rank makes a different call or dies. With one, a rank learns of a failure as soon as the host
-//! collective's `check` returns it.
+//! ranks hang if one rank makes a different call or dies. With a host collective, a rank learns of a failure as soon as
+//! the host collective's `check` returns the failure.
 
 use std::sync::Arc;
 use std::time::Duration;

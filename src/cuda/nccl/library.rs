@@ -26,7 +26,7 @@ pub(super) struct Library {
 /// A function that returns the address of a library's symbol, or null. It keeps the library loaded.
 type Symbols = Box<dyn Fn(&str) -> *const c_void + Send + Sync>;
 
-/// Loads a file or, without one, uses the library that this process has already loaded.
+/// Loads the library from a file. Without a file, uses the library that this process has already loaded.
 #[cfg(feature = "cuda")]
 fn load(file: Option<&OsStr>) -> Result<Symbols, String> {
     let process = || libloading::os::unix::Library::this().into();
@@ -139,8 +139,8 @@ pub fn version() -> Result<u32> {
     Library::get().map(|library| library.version)
 }
 
-/// Makes an id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks
-/// have joined.
+/// Makes an id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes the id must live until all
+/// ranks have joined.
 ///
 /// # Errors
 /// `NcclUnavailable` if there is no usable library. `Collective` if there is no network interface to listen on.

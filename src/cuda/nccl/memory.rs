@@ -1,5 +1,5 @@
-//! Memory for gradients. NCCL allocates it and registers it with the group's first communicator, as far as this NCCL
-//! has the functions for this.
+//! Memory for gradients. NCCL allocates the memory and registers it with the group's first communicator, if the loaded
+//! NCCL has the functions to do so.
 //!
 //! The memory is deregistered before it is freed.
 #![allow(unsafe_code)]

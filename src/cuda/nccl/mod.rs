@@ -98,13 +98,13 @@ impl Nccl {
     /// Joins the ranks of `host`. Each rank has the same number as in `host`. `host` can be MPI, your own collective
     /// such as `examples/tcp_ranks`, or a framework's store. The host collective sends NCCL's id, and reports failures.
     /// If a rank fails or is lost, the other ranks learn the cause as soon as their host's [`check`](Collective::check)
-    /// returns it. They need not wait until their deadline. With [`Options::ledger`], ranks also compare every call
-    /// over `host`.
+    /// returns it. The other ranks then need not wait until their deadline. With [`Options::ledger`], ranks also
+    /// compare every call over `host`.
     ///
     /// Of the options, this call uses only the device, the deadline, the ledger and the CTAs.
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. After that, only this group may use `host`.
+    /// Returns once all ranks have joined. After this call, only this group may use `host`.
     ///
     /// # Errors
     /// Errors as for [`with_id`](Self::with_id) and for the host's [`enqueue`](Collective::enqueue). A rank that fails
@@ -114,7 +114,8 @@ impl Nccl {
         Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
     }
 
-    /// Uses a framework's communicator, an `ncclComm_t`. Rank, number of ranks and GPU are those of the communicator.
+    /// Uses a framework's communicator, an `ncclComm_t`. The rank, the number of ranks and the GPU are those of the
+    /// communicator.
     ///
     /// The framework still owns the communicator. [`close`](Self::close) and [`abort`](Collective::abort) end only the
     /// further communicators that this crate has made. If a rank is lost, the calls on the stream therefore end only
@@ -122,18 +123,18 @@ impl Nccl {
     ///
     /// # Ordering
     /// Before this call, all collectives of this crate's other communicators on the device have ended. Collectives from
-    /// before this call cannot be ordered with later ones ([`Nccl`]).
+    /// before this call cannot be ordered with later collectives ([`Nccl`]).
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`
     /// if NCCL does not recognise the communicator.
     ///
     /// # Safety
-    /// The communicator was made on this process's GPU, by the library that this crate uses. That is a library that the
-    /// process has already loaded, unless `INSTEP_NCCL` names a file. [`version`] returns its version. The communicator
-    /// lives until every handle of this group, and every stepper that has a handle, has been closed or dropped. Nothing
-    /// else calls NCCL with this communicator at the same time. Every rank adopts its own communicator. All ranks make
-    /// the same calls in the same order, including the framework's calls.
+    /// The communicator was made on this process's GPU, by the library that this crate uses. Unless `INSTEP_NCCL` names
+    /// a file, this crate uses a library that the process has already loaded. [`version`] returns that library's
+    /// version. The communicator lives until every handle of this group, and every stepper that has a handle, has been
+    /// closed or dropped. Nothing else calls NCCL with this communicator at the same time. Every rank adopts its own
+    /// communicator. All ranks make the same calls in the same order, including the framework's calls.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;

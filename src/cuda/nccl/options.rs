@@ -15,14 +15,14 @@ pub struct Options {
     pub world_size: u32,
     /// Ordinal of this rank's GPU among the GPUs that are visible to the process.
     pub device: u32,
-    /// Name of this run. [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes it to the file with the id. It must
-    /// differ from the names of earlier runs, because an earlier run may have left its file.
+    /// Name of this run. [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes the name to the file with the id. The
+    /// name must differ from the names of earlier runs, because an earlier run may have left its file.
     pub job: String,
     /// Longest wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
     /// If true, the ranks compare every collective before they enqueue it. A difference is then a `Mismatch` and not a
-    /// hang. Each comparison costs an all-reduce of the host collective, so use the ledger to find faults. It works
-    /// only with [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
+    /// hang. Each comparison costs an all-reduce of the host collective, so use the ledger to find faults. The ledger
+    /// works only with [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
     pub ledger: bool,
     /// Limits the share of the GPU that the NCCL kernels of this group take.
     pub ctas: Ctas,

@@ -2,8 +2,8 @@
 //! value.
 //!
 //! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, its deadline has
-//! passed, or the check `wanted` returns an error. Until then, nothing else touches the call's stream. An abort may
-//! wait for NCCL's threads, so it runs on a separate thread. Two threads never use a communicator at once.
+//! passed, or the check `wanted` returns an error. While a call is in progress, nothing else touches its stream. An
+//! abort may wait for NCCL's threads, so it runs on a separate thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -121,7 +121,7 @@ impl Raw {
         Ok(raw)
     }
 
-    /// If NCCL does not order this communicator's calls, makes events order all calls of the device.
+    /// Selects ordering by events for all calls of the device, unless NCCL orders this communicator's calls.
     fn settle_order(&self) {
         if !is_ordered(self.library.version, self.is_borrowed, |name| env::var(name).ok()) {
             on_device(self.driver.ordinal()).is_by_events = true;
@@ -268,7 +268,7 @@ impl Raw {
         }
     }
 
-    /// Ends all calls in progress, on the device too. This call may block.
+    /// Ends all calls in progress, including their work on the device. This call may block.
     pub(super) fn abort(self) {
         if self.comm.is_null() || self.is_borrowed {
             return;

@@ -1,9 +1,9 @@
 //! One rank's shared state: its communicators, its host collective and its first failure. The rank's handles,
 //! allocations and threads all use it.
 //!
-//! A call to NCCL holds its communicator's lock. A thread that ends a communicator first takes it out of the lock, so
-//! it is ended only once, and never during a call. After the first failure, calls on all communicators return that
-//! failure. A drop does not block.
+//! A call to NCCL holds its communicator's lock. A thread that ends a communicator first takes the communicator out of
+//! its mutex. A communicator is therefore ended only once, and never during a call. After the first failure, calls on
+//! all communicators return that failure. A drop does not block.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -24,10 +24,11 @@ pub(super) struct Shared {
     pub(super) deadline: Duration,
     pub(super) ledger: bool,
     pub(super) warnings: Vec<String>,
-    /// The host collective. Without one, ranks learn of each other's failures only from NCCL and from their deadlines.
+    /// The host collective. Without a host collective, ranks learn of each other's failures only from NCCL and from
+    /// their deadlines.
     pub(super) host: Option<Host>,
     pub(super) first: Arc<Slot>,
-    /// The further communicators, for steppers with shards. All ranks make them in the same order.
+    /// The further communicators, for steppers with shards. All ranks make these communicators in the same order.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
     /// Each thread that ends a dropped further communicator has a clone, so `close` can count these threads.
     pub(super) ending: Arc<()>,
@@ -133,7 +134,7 @@ impl Drop for Shared {
     }
 }
 
-/// A further communicator, of all ranks or of some ranks. It ends with its last handle.
+/// A further communicator, of all ranks or of some ranks. The communicator ends when its last handle is dropped.
 pub(super) struct Further {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: Arc<Slot>,

@@ -30,8 +30,8 @@ const WINDOW_BYTES: usize = 4 << 20;
 struct Line([u8; LINE_BYTES]);
 const LINE_BYTES: usize = 64;
 
-/// The communicator of one rank in a group of processes that use MPI. It sums f32, bf16 and f16 in host memory, and its
-/// sums have the same bits as those of [`in_process`](crate::in_process).
+/// The communicator of one rank in a group of processes that use MPI. The communicator sums f32, bf16 and f16 in host
+/// memory. The sums have the same bits as with [`in_process`](crate::in_process).
 ///
 /// Compiling this type needs an MPI library and libclang. The crate `mpi` finds both. Initialize MPI with
 /// `Threading::Serialized` if no other code calls MPI while steppers exist. Otherwise use `Threading::Multiple`. Drop
@@ -61,7 +61,7 @@ pub struct Mpi {
 struct Scratch {
     /// The [`CallKey`] of each rank's collective call as bytes, in the order of the ranks.
     keys: Vec<u8>,
-    /// A part of the buffer. It has this rank's values before the exchange, and the sums after it.
+    /// A part of the buffer. Before the exchange, `window` has this rank's values. After the exchange, it has the sums.
     window: Vec<Line>,
     /// The values of every rank for the part of the window that this rank sums.
     parts: Vec<Line>,

@@ -129,7 +129,7 @@ impl Wire {
     ///
     /// # Safety
     /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message. If `test` never
-    /// drops the message, this holds forever.
+    /// drops the message, both conditions must hold forever.
     pub(super) unsafe fn send(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<Message> {
         // SAFETY: the caller's promise.
         let request = unsafe { self.send_to(self.name_of(to), tag, from, bytes) }?;
@@ -139,8 +139,8 @@ impl Wire {
     /// Starts to send a message. `to` is the receiver's number in the communicator.
     ///
     /// # Safety
-    /// The bytes are valid, and nothing writes to them, until the request has ended. If it never ends, this holds
-    /// forever.
+    /// The bytes are valid, and nothing writes to them, until the request has ended. If the request never ends, both
+    /// conditions must hold forever.
     unsafe fn send_to(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<ffi::MPI_Request> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
@@ -166,7 +166,7 @@ impl Wire {
     ///
     /// # Safety
     /// The bytes are valid, and nothing touches them, until [`test`](Self::test) drops the message. If `test` never
-    /// drops it, this holds forever.
+    /// drops the message, both conditions must hold forever.
     pub(super) unsafe fn receive(&self, from: u32, tag: Tag, to: *mut u8, bytes: usize) -> Result<Message> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();

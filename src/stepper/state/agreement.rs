@@ -33,8 +33,7 @@ pub(crate) struct Changing<'a> {
     pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// A writer that hashes the text that is written to it. It also stores the text, for the error that ranks return if
-/// they differ.
+/// A writer that hashes its input. It also stores the input, because ranks that differ quote it in their errors.
 struct Folded<'a>(u64, Option<Line<'a>>);
 
 impl Write for Folded<'_> {
@@ -85,7 +84,7 @@ impl Agreement {
         self.words.fixed()
     }
 
-    /// Returns this rank's text for the error that ranks return if they differ.
+    /// Returns this rank's text, which errors quote if ranks differ.
     pub(crate) fn words(&self) -> &Arc<Words> {
         &self.words
     }

@@ -1,4 +1,4 @@
-//! A stepper on the caller's memory. Gradients lie in flat buckets of any alignment, and each parameter may lie in a
+//! A stepper on the caller's memory. Gradients are stored in flat buckets of any alignment. Each parameter may have a
 //! separate allocation.
 //!
 //! This module serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the
@@ -41,8 +41,8 @@ impl Borrowed {
     }
 
     /// Sets the address of a parameter. The memory has as many elements as registered for the parameter. The stepper's
-    /// [precision](crate::StepperBuilder::precision) sets their type. Every parameter of the layout needs an address.
-    /// The address of an empty parameter may be null.
+    /// [precision](crate::StepperBuilder::precision) sets the elements' type. Every parameter of the layout needs an
+    /// address. The address of an empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
         self.params.push((id, Address::new(address)));
         self
@@ -60,8 +60,8 @@ impl Borrowed {
         Plan::foreign(layout, &buckets, storages)
     }
 
-    /// Returns whether a plan's buckets stay as they are. They do if `self` names no bucket, or names the same buckets
-    /// again.
+    /// Returns whether a plan's buckets stay as they are. The buckets stay if `self` names no bucket, or names the same
+    /// buckets again.
     pub(crate) fn keeps_buckets(&self, layout: &Layout, plan: &Plan) -> Result<bool> {
         let named = self.buckets.iter().map(|(bucket, _)| bucket);
         Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)

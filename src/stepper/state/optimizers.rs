@@ -27,7 +27,7 @@ pub(crate) enum Target {
     Group(String),
     /// A group. The optimizer runs after the group's earlier optimizers.
     Further(String),
-    /// Parameters (indices into the layout). The optimizer replaces their group's optimizers.
+    /// Parameters (indices into the layout). The optimizer replaces the optimizers of the parameters' groups.
     Params(Vec<usize>),
     /// Parameters. The optimizer runs after the parameters' earlier optimizers.
     FurtherParams(Vec<usize>),
@@ -214,8 +214,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// Returns a list that has one further optimizer. It steps after its parameters' earlier optimizers. If `group` has
-    /// a name, the new optimizer belongs to that group.
+    /// Returns a list that has one further optimizer. The new optimizer steps after its parameters' earlier optimizers.
+    /// If `group` is `Some`, the new optimizer belongs to that group.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -436,8 +436,8 @@ pub struct Attached<'a> {
     pub id: OptimizerId,
     /// The layout's group for which the optimizer was set. `None` if it was set for single parameters.
     pub group: Option<&'a str>,
-    /// The optimizer with its current hyperparameters. Its type is one of those in [`optim`](crate::optim). `(optimizer
-    /// as &dyn Any).downcast_ref` returns a reference of that type.
+    /// The optimizer with its current hyperparameters. The optimizer's type is one of the types in
+    /// [`optim`](crate::optim). `(optimizer as &dyn Any).downcast_ref` returns a reference of that type.
     pub optimizer: &'a dyn Optimizer,
     /// Whether passes run the optimizer. This is false if the optimizer was only
     /// [attached](crate::StepperBuilder::attach).

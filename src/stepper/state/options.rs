@@ -23,11 +23,11 @@ pub enum Strategy {
     /// [`shard_size`](crate::StepperBuilder::shard_size) divides the ranks into groups. If parameters have
     /// [masters](crate::Master), every rank must write the same values to the same parameters. Ranks compare these
     /// values, and the next collective returns `Mismatch` if they differ. This strategy refuses optimizers of your own
-    /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that cannot make
-    /// the calls that it needs ([`Collective::supports`](crate::Collective::supports)).
+    /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
+    /// support all its calls ([`Collective::supports`](crate::Collective::supports)).
     ///
-    /// On a GPU, `Gradients::Release` is refused too. This strategy has run in up to four processes on one H200. It has
-    /// not run on several GPUs yet.
+    /// On a GPU, `Gradients::Release` is refused too. This strategy has run in up to four processes on one H200, but
+    /// not on several GPUs yet.
     ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
@@ -66,17 +66,17 @@ pub enum Accumulation {
 }
 
 /// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages. If these
-/// tensors are sharded, it has only this rank's shards. The device's memory has the parameters and gradients that
-/// forward and backward use.
+/// tensors are sharded, the host's memory has only this rank's shards. The device's memory has the parameters and
+/// gradients that forward and backward use.
 ///
 /// # Source
 /// `CPUOffloadPolicy` of PyTorch's FSDP2. Ren et al., USENIX ATC 2021, "ZeRO-Offload".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
     /// Whether the host's memory is page-locked. A GPU copies page-locked memory without blocking the trainer's thread.
-    /// If the memory is not page-locked, the thread waits for each copy, and thus for other ranks. In that case all
-    /// ranks must unshard and hand over in the same order, and passes cannot be captured. The host device ignores this
-    /// option.
+    /// If the memory is not page-locked, the thread waits for each copy, and thus for other ranks. Without page-locked
+    /// memory, all ranks must unshard and hand over buckets in the same order, and passes cannot be captured. The host
+    /// device ignores this option.
     pub pin_memory: bool,
 }
 
@@ -124,28 +124,28 @@ pub struct Status {
     /// Number of passes begun so far, including this one and abandoned ones.
     pub pass: u64,
     /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In `Eager` mode,
-    /// these passes may have stepped their first buckets. They did not advance learning-rate schedules.
+    /// these passes may have stepped their first buckets. Abandoned passes do not advance learning-rate schedules.
     pub abandoned: u64,
     /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed no parameter,
     /// no state and no step count.
     pub skipped: bool,
     /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip).
     /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. The norm is infinite or NaN if a
-    /// gradient is. It is `None` if no option or mode needs it, if the pass was abandoned, and with
-    /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) is an option that needs
-    /// the norm.
+    /// gradient is infinite or NaN. The norm is `None` if no option or mode needs it, if the pass was abandoned, or
+    /// with [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) is an option that
+    /// needs the norm.
     pub norm: Option<f64>,
-    /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping
-    /// and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket) it is 1 too, because each bucket has its
-    /// own factor.
+    /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. The factor is 1 without
+    /// clipping and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket) the field is always 1, because
+    /// each bucket has its own factor.
     pub clip: f64,
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
     /// Index of the first bucket in which the gradient of a stepped parameter is infinite or NaN.
-    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. In `Eager` mode the
-    /// bucket is stepped anyway. In the other modes it is stepped unless the pass is skipped. A pass that clips
-    /// gradients or may be skipped tests averaged gradients. Any other pass tests summed gradients. The results can
-    /// differ, because a small loss scale can make the average infinite although the sum is finite. With [sharded
+    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. In `Eager` mode, this
+    /// bucket is stepped anyway. In the other modes, this bucket is stepped unless the pass is skipped. A pass that
+    /// clips gradients or may be skipped tests averaged gradients. Any other pass tests summed gradients. The results
+    /// can differ, because a small loss scale can make the average infinite although the sum is finite. With [sharded
     /// states](crate::Strategy), this is the smallest index of all ranks. With
     /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index of the rank's group. All groups
     /// have the same sums, so the indices of groups can differ only because of local parameters.

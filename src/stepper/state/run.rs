@@ -16,7 +16,7 @@ pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
     debt: Debt,
-    /// A buffer of ops for the device. It is reused, so that a steady state allocates nothing.
+    /// A buffer of ops for the device. The buffer is reused, so that passes in the steady state allocate nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
     /// The failure from which the stepper was rescued, if any. After a rescue the device has ended, so memory can be
@@ -93,7 +93,8 @@ impl<D: Device> Run<D> {
         self.submit_awaiting(None);
     }
 
-    /// Submits the schedule's new ops to the device. If one of them waits for a sum by the caller, `sum` is that sum.
+    /// Submits the schedule's new ops to the device. If one of these ops waits for the caller's sum of a bucket, `sum`
+    /// is that sum.
     pub(crate) fn submit_awaiting(&mut self, mut sum: Option<D::Sum>) {
         if self.rescued.is_some() {
             // After a rescue no op runs, so there is nothing to wait for.
@@ -139,8 +140,8 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
-    /// Waits until the trainer may access the tensors of its own scaler. In a pass it may access only the flag, and
-    /// between passes both the scale and the flag.
+    /// Waits until the trainer may access the tensors of its own scaler. In a pass, the trainer may access only the
+    /// flag. Between passes, the trainer may access the scale and the flag.
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
         self.touch(Schedule::touch_scaler)?;
         if self.schedule.is_offloaded() {
@@ -170,7 +171,7 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Waits for all ops. If the device has failed, ends it, so that no op touches memory any more.
+    /// Waits for all ops. If the device has failed, ends the device, so that no further op touches memory.
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {

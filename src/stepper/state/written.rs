@@ -1,7 +1,7 @@
 //! Tracks which values were written or loaded since ranks last compared them. The next pass broadcasts the parameters
 //! that were written.
 //!
-//! There is a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
+//! There is a flag per parameter, not per bucket, because buckets may be rebuilt before the next pass. The first pass
 //! broadcasts all parameters. A hash of loaded values and of values set by hand is part of the agreement. Each load
 //! changes the hash, so ranks that loaded different values never agree again.
 
@@ -24,7 +24,7 @@ pub(crate) struct ParamsWritten {
     params: Vec<bool>,
     /// For each parameter, a hash of the written values that are not broadcast, or 0 if there are none.
     values: Vec<u64>,
-    /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later writes allocate
+    /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later passes allocate
     /// nothing.
     buckets: Vec<u32>,
 }
@@ -43,7 +43,7 @@ impl ParamsWritten {
         }
     }
 
-    /// Notes a write of a parameter. A local parameter is never broadcast, because its values belong to one rank.
+    /// Records a write of a parameter. A local parameter is never broadcast, because its values belong to one rank.
     pub(crate) fn note(&mut self, param: usize, plan: &Plan) {
         if self.is_sent && !plan.bucket_of(plan.segment_of(param)).is_local {
             (self.params[param], self.is_any) = (true, true);
@@ -70,7 +70,8 @@ impl ParamsWritten {
         self.is_shared && self.is_any
     }
 
-    /// Returns the parameters that the next pass must broadcast. This is `Broadcast::All` if every bucket was written.
+    /// Returns the parameters that the next pass must broadcast. The result is `Broadcast::All` for the first pass, or
+    /// if every bucket that is not local has a written parameter.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
         if plan.shards_params() {
             // No rank has all parameters. Ranks compare what they wrote instead.
@@ -148,13 +149,13 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Records that a value was set. Ranks then detect a rank that set another value, or none.
+    /// Records that a value was set. Ranks then detect a rank that set another value or no value.
     pub(crate) fn note(&mut self, what: usize, value: u64) {
         self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
     }
 
-    /// Records that a parameter was written. In this and later passes, ranks then detect a rank that wrote other
-    /// values, or none.
+    /// Records that a parameter was written. In this and later passes, ranks then detect a rank that wrote other values
+    /// or no values.
     pub(crate) fn note_param(&mut self, param: usize, hash: u64) {
         let written = fold(fold(0, &(param as u64).to_le_bytes()), &hash.to_le_bytes());
         self.params = self.params.wrapping_add(written);

@@ -10,8 +10,8 @@ use std::{env, fs, process::ExitCode};
 const ABI_HEADER: &str = "\
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! `cargo run -p bindings` writes this file; do not edit it by hand. It has only plain
-//! data. The compiler compares every size, alignment and offset with that in C.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. The file has only
+//! plain data. The compiler checks every size, alignment and offset against the header.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]";
 
@@ -30,7 +30,7 @@ macro_rules! layout {
 
 /// Stands after [`LAYOUT_MACRO`] in `src/abi.rs`.
 const RECORDS_MACRO: &str = "\
-/// Declares a type for each struct in the header. Each field stands beside its offset, and zeros are a valid value.
+/// Declares a type for each struct in the header. Each field is listed after its offset. Zeros are a valid value.
 macro_rules! records {
     ($($kind:ident $name:ident: $size:literal bytes, aligned to $alignment:literal {
         $($at:literal => $field:ident: $type:ty,)*
@@ -50,7 +50,7 @@ macro_rules! records {
 const FUNCTIONS_MACRO: &str = "\
 use ::core::ffi::{c_char, c_int, c_void};
 
-/// Looks each function up once. Calling one that the library lacks panics.
+/// Looks each function up once. A call of a function that the library lacks panics.
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {
@@ -100,8 +100,9 @@ const LAYOUT_HEADER: &str = "\
 const NCCL_HEADER: &str = "\
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
 //!
-//! `cargo run -p bindings` writes this file; do not edit it by hand. Calling one that the loaded library lacks panics,
-//! so `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. A call of a function that the loaded library lacks
+//! panics, so `library.rs` first checks that each function exists. Result codes are numbers in a newtype, because a
+//! newer library may return a new code.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]";
 

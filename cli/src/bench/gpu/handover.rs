@@ -1,5 +1,5 @@
-//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread, with a GPU. The time consists of driver
-//! calls, because the thread never waits.
+//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread, with a GPU. The thread never waits, so the
+//! time is that of the driver calls.
 //!
 //! The passes are like those of the handover bench on the host, but have fewer calls of `grad_ready`. A call that
 //! completes a bucket makes all driver calls for this bucket. Only host time is measured.
@@ -18,7 +18,7 @@ use crate::bench::statistics::Spread;
 use crate::bench::table::announce;
 use crate::console::print_line;
 
-/// The number of calls of `grad_ready` in a pass. It is so small that a pass never fills the driver's queue.
+/// The number of calls of `grad_ready` in a pass. This number is so small that a pass never fills the driver's queue.
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 256;
 
@@ -49,8 +49,8 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// Returns the mean time of a call of `grad_ready` in one pass. The host waits for the GPU between passes, so no call
-/// meets a full queue.
+/// Returns the mean time of a call of `grad_ready` in one pass. The host waits for the GPU between passes, so the
+/// driver's queue is never full during a call.
 fn pass_us(stepper: &mut Stepper<CudaDevice>, layout: &Layout) -> instep::Result<f64> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;

@@ -1,9 +1,9 @@
 //! `instep bench --device cuda:N`: the benches on a GPU, timed by CUDA events.
 //!
 //! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is a copy of as many bytes
-//! on the same device, timed in the same rounds. With `--kernels` there are two such copies, and the faster one is the
-//! ceiling. Before a step is timed, its result is compared with the host's, bit by bit. After each row, the files of
-//! `--json`, `--record` and `--svg` are rewritten with all rows so far.
+//! on the same device, timed in the same rounds. With `--kernels`, two different copies are timed, and the faster copy
+//! is the ceiling. Before a step is timed, its result is compared with the host's, bit by bit. After each row, the
+//! files of `--json`, `--record` and `--svg` are rewritten with all rows so far.
 
 mod control;
 mod files;
@@ -33,12 +33,12 @@ pub(super) struct Options {
     /// all; overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// Fill gradients and states with zeros, which is what embedding rows have if no token used them. Divisions of
-    /// zeros take a slow path.
+    /// Fill gradients and states with zeros, like those of embedding rows that no token used. Divisions of zeros take a
+    /// slow path.
     #[arg(long)]
     zeros: bool,
-    /// File of kernels, built by scripts/bench-kernels.sh. The overlap bench needs this file. With it, steps and norms
-    /// are also compared with a copy that the multiprocessors make [default: INSTEP_BENCH_KERNELS].
+    /// File of kernels, built by scripts/bench-kernels.sh. The overlap bench needs this file. With this file, steps and
+    /// norms are also compared with a copy that the multiprocessors make [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.

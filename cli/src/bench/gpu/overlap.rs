@@ -31,7 +31,7 @@ const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
 const QUICK: LoadSize =
     LoadSize { params: 4, side: 128, depth: 32, activation_bytes: 128 << 10, pacing: PACING };
-/// The number of passes in a trace. The picture shows the last one.
+/// The number of passes in a trace. The picture shows the last of these passes.
 const RECORDED: usize = 4;
 
 /// The trainer on a GPU, and the kernels that simulate backward and all-reduce.

@@ -1,10 +1,10 @@
 //! Times the step or the norm of one bucket. In the same rounds, it times copies of as many bytes.
 //!
-//! A sample is a sequence of launches between two events. All launches are queued before the first one starts. If that
-//! fails, the sample counts as starved. A percentage is the quotient of two times from the same round. Every second
-//! round runs the work and its copies in reverse order. The first round loads code and does not count. No other sample
-//! is dropped. Every row is saved before the next case begins. If a step has a wrong bit, its row is marked, and the
-//! other cases still run.
+//! A sample is a sequence of launches between two events. All launches are queued before the first one starts. If the
+//! GPU starts earlier, the sample counts as starved. A percentage is the quotient of two times from the same round.
+//! Every second round runs the work and its copies in reverse order. The first round loads code and does not count. No
+//! other sample is dropped. Every row is saved before the next case begins. If a step has a wrong bit, its row is
+//! marked, and the other cases still run.
 
 use std::time::Duration;
 
@@ -193,8 +193,8 @@ fn head() -> String {
     )
 }
 
-/// Returns the row as a line under the table's header. The line does not have the times of the copies and the spread of
-/// times, which are only in the report.
+/// Returns the row as a line under the table's header. The times of the copies and the spread of times are only in the
+/// report.
 fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());

@@ -1,7 +1,7 @@
 //! The cases of the step bench and the norm bench: sizes, in the cache or beyond it, and limits on blocks.
 //!
-//! AdamW is the first optimizer, so that an interrupted run has its rows. Some cases may not fit into memory. The bench
-//! skips these cases and reports them.
+//! The bench steps AdamW first, because even an interrupted run should have the rows of AdamW. Some cases may not fit
+//! into memory. The bench skips these cases and reports them.
 
 use std::str::FromStr;
 

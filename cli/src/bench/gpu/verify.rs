@@ -33,7 +33,7 @@ const SEED: u64 = 1;
 pub(super) struct Compared {
     /// The number of elements that were compared in each kind of tensor ([`Memory`]).
     pub(super) elements: u64,
-    /// The number of elements that each kind of tensor has, compared or not.
+    /// The number of all elements of each kind of tensor.
     pub(super) of: u64,
     pub(super) sample: String,
     /// The first difference as a text; null if all bytes equal those of the host.
@@ -128,8 +128,8 @@ impl Expected {
         Ok(compared)
     }
 
-    /// Makes a launcher on the host with one parameter of `len` elements. They have the values of the case's elements
-    /// from `first` on.
+    /// Makes a launcher on the host with one parameter of `len` elements. The elements have the values of the case's
+    /// elements from `first` on.
     fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
         let layout = Layout::builder().param("w", len).build()?;
         let optimizer = self.rule.optimizer()?;
@@ -178,9 +178,9 @@ fn difference(
     Ok(None)
 }
 
-/// Returns the ranges to compare: either all elements, or [`TILES`] ranges of one period. The first and the last range
-/// are at the ends. The space between these two is divided into equal parts, and each part has one range at a random
-/// place.
+/// Returns the ranges to compare: either all elements, or [`TILES`] ranges of one period. One range is at the start,
+/// and one is at the end. The elements between them are divided into equal parts, with one range at a random place in
+/// each part.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);

@@ -25,9 +25,8 @@ fn adamw() -> instep::AdamW {
     instep::AdamW { betas: (beta1, beta2), eps, weight_decay, ..Default::default() }
 }
 
-/// The gradients of a training go to both optimizers. The learning rate changes, and one parameter sometimes has no
-/// gradient, as in the first step. Each parameter must differ from the f64 value by at most the bound on f32's
-/// rounding.
+/// Both optimizers get the gradients of one training. The learning rate changes. In some steps, including the first,
+/// one parameter has no gradient. Each parameter must differ from the f64 value by at most the bound on f32's rounding.
 #[test]
 fn a_training_has_the_parameters_of_burn_within_the_rounding_of_f32() {
     let instep::AdamW { betas, eps, weight_decay, .. } = adamw();
@@ -177,7 +176,7 @@ fn gradients_are_clipped_by_their_global_norm_and_a_step_with_a_nan_is_skipped()
     assert_eq!(bits(&net), before);
 }
 
-/// Compares addresses: a parameter stays where it is if no other tensor shares its memory.
+/// Compares addresses: a parameter keeps its address if no other tensor shares its memory.
 #[test]
 fn parameters_are_stepped_where_they_lie_and_clones_keep_their_values() {
     struct Addresses(Vec<usize>);

@@ -1,4 +1,4 @@
-//! Calls that are refused: each error names what is wrong, and the module comes back as it was.
+//! Calls that are refused: each error names what is wrong, and the module is returned unchanged.
 //!
 //! The same call succeeds once the cause of the error is gone.
 

@@ -16,9 +16,8 @@ use support::{Net, bits, grads, spread, values, var};
 
 const PARAMS: ParamsAdamW = ParamsAdamW { lr: 0.01, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 };
 
-/// The gradients of a training go to both optimizers. The learning rate changes, and one variable sometimes has no
-/// gradient, as in the first step. Each parameter must differ from the f64 value by at most the bound on f32's
-/// rounding.
+/// Both optimizers get the gradients of one training. The learning rate changes. In some steps, including the first,
+/// one variable has no gradient. Each parameter must differ from the f64 value by at most the bound on f32's rounding.
 #[test]
 fn a_training_has_the_parameters_of_candle_nn_within_the_rounding_of_f32() -> Result<()> {
     let net = Net::new()?;
