@@ -48,8 +48,8 @@ fn main() {
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }
 
-/// Returns what to install if no C++ compiler starts. The crate `cc` would name the missing program, but would not say
-/// how to install one.
+/// If no C++ compiler starts, returns a message that says what to install. The crate `cc` would name the missing
+/// program, but would not say how to install one.
 fn missing_compiler() -> Option<String> {
     let tool = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler();
     let name = tool.as_ref().map_or("c++".into(), |tool| tool.path().to_string_lossy().into_owned());

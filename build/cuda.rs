@@ -15,7 +15,8 @@ const ARCHITECTURES: &str = include_str!("../kernels/architectures.txt");
 const FLAGS: &str = "kernels/nvcc.flags";
 const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 
-/// Writes `kernels.fatbin` to `out`. If there are no kernels, the file is empty, and the crate gets the reason.
+/// Writes `kernels.fatbin` to `out`. If there are no kernels, the file is empty, and an environment variable gives the
+/// crate the reason.
 pub(crate) fn build(out: &Path) {
     let fatbin = out.join("kernels.fatbin");
     let outcome = if env::var_os("CARGO_FEATURE_CUDA").is_some() {
@@ -131,7 +132,7 @@ impl Nvcc {
         Some(text.split_once("release ")?.1.split(',').next()?.to_owned())
     }
 
-    /// Returns the requested architectures, or those of `architectures.txt` that this compiler knows, oldest first.
+    /// Returns the requested architectures, or those of `architectures.txt` that this compiler supports, oldest first.
     fn architectures(&self) -> Vec<u32> {
         let known = self.says("--list-gpu-code").unwrap_or_default();
         let knows = |code: &u32| known.lines().any(|line| line.trim() == format!("sm_{code}"));

@@ -1,7 +1,8 @@
-//! Sends the same gradients in four ways: as f32, as bf16, as f16, and an eighth at a time by a closure.
+//! Sends the same gradients in four ways: as f32, as bf16, as f16, and by a closure that sends an eighth at a time.
 //!
-//! Four ranks in this process fit one small linear model, each on its own samples. The example fails unless all ranks
-//! end with the same bits and every way fits the samples. `cargo run --release --example compression`
+//! Four ranks in this process fit one small linear model, each on its own samples. The example fails if ranks end with
+//! different bits, or if the model of one of the four ways does not fit the samples.
+//! `cargo run --release --example compression`
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,12 +18,12 @@ const PASSES: u64 = 300;
 /// The closure sends one eighth of the elements per pass, in turn.
 const PARTS: u64 = 8;
 
-/// Returns a number in (-1, 1) for each pair.
+/// Returns a number in [-1, 1) that depends only on the row and the column.
 fn noise(row: usize, column: usize) -> f32 {
     ((row * 4133 + column * 2971 + row * column * 97) % 8191) as f32 / 4096.0 - 1.0
 }
 
-/// Returns one sample of a rank and its target.
+/// Returns one of a rank's samples: its features and its target.
 fn sample(rank: usize, index: usize) -> (Vec<f32>, f32) {
     let features: Vec<f32> = (0..FEATURES).map(|k| noise(rank * SAMPLES + index + 1, k)).collect();
     let target = features.iter().enumerate().map(|(k, x)| x * noise(5000, k)).sum();

@@ -8,7 +8,7 @@ use instep::optim::{ParamStep, StepParam};
 use instep::overlap::Registry;
 use instep::{Error, Layout, Result, Stepper, in_process};
 
-/// Moves by the sign of an averaged gradient, a rule that is not in the library.
+/// Moves each parameter by the sign of its averaged gradient. The library does not have this rule.
 struct SignOfAverage {
     lr: f64,
     keep: f64,

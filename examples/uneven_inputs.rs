@@ -1,8 +1,9 @@
-//! Ranks that run out of data at different times, gradient accumulation, and a changing learning rate.
+//! Gradient accumulation, a changing learning rate, and ranks that run out of data at different times.
 //!
 //! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data still takes part in
-//! every step, and the mean is over the ranks with data. The example fails if a rank differs from the others, or from
-//! one rank that receives all sums. `cargo run --release --example uneven_inputs`
+//! every step, and the mean is over the ranks with data. The example fails if a rank's result differs from the other
+//! ranks' results, or from the result of a single rank that receives the sums of all ranks.
+//! `cargo run --release --example uneven_inputs`
 
 use std::num::NonZeroU32;
 

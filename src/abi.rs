@@ -13,7 +13,7 @@ impl InstepHyper {
     }
 }
 
-/// Asserts that a type has the header's size, alignment and offset of every field.
+/// Asserts that a type's size, alignment and field offsets are those in the header.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {

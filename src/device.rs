@@ -23,7 +23,7 @@ pub trait Device: Executor {
     /// wait can hang.) A `Wait` op on the compute stream is not submitted here, because the stepper calls
     /// [`wait`](Device::wait) instead.
     ///
-    /// If one of these ops [waits](crate::op::Action::AwaitSum) for the caller's sum, `sum` tells when that sum is
+    /// If one of these ops [waits](crate::op::Action::AwaitSum) for the caller's sum, `sum` reports when that sum is
     /// complete.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
@@ -63,7 +63,7 @@ pub(crate) struct Blueprint {
     pub(crate) timed: bool,
 }
 
-/// The caller's promise that no op touches the bytes of an access during that access.
+/// The caller's promise about one access to memory: during the access, no op touches the same bytes.
 #[derive(Debug)]
 pub struct Claimed(());
 
@@ -85,14 +85,15 @@ pub trait Executor {
     /// announces the access.
     const TRAINER_IS_A_STREAM: bool;
 
-    /// The proof that the caller's sum of a bucket is complete. On a GPU, this is an event.
+    /// A value that reports when the caller's sum of a bucket is complete. On a GPU, this is an event.
     type Sum;
 
     /// Returns where the device's memory lies.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks' numbers. The default does nothing, because the collectives of host ranks
-    /// compare the number in every call.
+    /// Compares this rank's number with the numbers of the other ranks, and returns an error if they differ. Each rank
+    /// computes its number from the values that must be equal on all ranks. The default does nothing, because the
+    /// collectives of host ranks compare the number in every call.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
@@ -127,8 +128,8 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
-    /// Returns whether a failure came between a bucket's step and its all-gather, so that only this rank's shard is
-    /// stepped.
+    /// Returns whether a failure occurred after a bucket's step and before its all-gather, so that only this rank's
+    /// shard is stepped.
     fn is_partly_gathered(&self, _bucket: u32) -> bool {
         false
     }
@@ -142,7 +143,7 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn read(&mut self, span: Span, into: &mut [u8], claimed: Claimed) -> Result<()>;
 
-    /// Copies to a span from the host. `from` is as long as the span.
+    /// Copies the host's bytes `from` to a span. `from` is as long as the span.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -155,12 +156,12 @@ pub trait Executor {
     /// `Layout` if the device cannot reach a tensor. Nothing has changed then. `Poisoned` if any op has failed.
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
-    /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
+    /// Builds a device for another plan or other optimizers, with this device's driver or threads. The new device's own
     /// tensors and counts are zeros. The new device's control block has a copy of this device's pass results. This
     /// device does not change. `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// Errors as for the builder. If the ranks compare their results, `Mismatch` if this call has failed on another
+    /// Errors as for the builder. `Mismatch` if the ranks compare their results and this call has failed on another
     /// rank.
     fn rebuilt(
         &mut self,
@@ -191,7 +192,7 @@ pub trait Executor {
     }
 }
 
-/// Returns the error for a bucket that the caller sums, and hands over without an event. Without an event, the device
+/// Returns the error for a bucket that the caller sums but hands over without an event. Without an event, the device
 /// cannot know when the sum is complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");

@@ -49,7 +49,8 @@ pub enum Error {
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
-    /// Refused: this machine, this build, or a part such as the collective does not support what the call needs.
+    /// Refused: the call needs a feature that this machine, this build, or a component such as the collective does not
+    /// support.
     #[error("{0}")]
     Unsupported(Refusal),
     /// Refused: this build has no GPU kernels.
@@ -240,7 +241,7 @@ fn readable(value: String) -> String {
 }
 
 impl Error {
-    /// Returns the error that poisoned the stepper if this error is `Poisoned`. Otherwise returns this error.
+    /// If this error is `Poisoned`, returns the error that poisoned the stepper. Otherwise returns this error.
     pub fn cause(&self) -> &Error {
         match self {
             Error::Poisoned { first, .. } => first.cause(),
@@ -302,8 +303,8 @@ impl Error {
 }
 
 /// Checks a table of options. Each row has an option, its value, and the condition under which the value is refused.
-/// After that, the row has two texts for the error: what is wrong, and what to do. If a row's condition is true, the
-/// calling function returns the row's [`Config`](Error::Config) error.
+/// The row ends with two texts for the error: what is wrong, and what to do. If a row's condition is true, the calling
+/// function returns the row's [`Config`](Error::Config) error.
 macro_rules! refuse {
     ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {

@@ -24,7 +24,7 @@ use crate::op::{
 
 /// A function that returns how many nanoseconds an op takes. The function's second argument is the number of bytes that
 /// the op moves. For a step or a norm, these are the bytes on the memory bus. For a collective, they are the bytes of
-/// its buffer. Clocks stop at 2^64 - 1 nanoseconds.
+/// its buffer. Clocks saturate at 2^64 - 1 nanoseconds.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that forecasts when ops would run. See [`StepperBuilder::forecast`].

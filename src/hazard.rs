@@ -1,11 +1,11 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! The happens-before order is the order of ops on each stream, plus the order from each `Record` to its `Wait`s. The
-//! checker computes it with vector clocks. Accesses are byte ranges, so disjoint views of one arena do not conflict.
-//! The checker does not assume an order among collectives that may share one launch. The trainer's own reads and writes
-//! are part of the list. The checker trusts the caller's event after a sum, but only for the bytes of the summed
-//! bucket. The checker does not depend on the mode, so it can check any list. PyTorch's CUDA sanitizer is similar, but
-//! compares base pointers instead of byte ranges.
+//! checker computes this order with vector clocks. Accesses are byte ranges, so disjoint views of one arena do not
+//! conflict. The checker does not assume an order among collectives that may share one launch. The trainer's own reads
+//! and writes are part of the list. The checker trusts the caller's event after a sum, but only for the bytes of the
+//! summed bucket. The checker does not depend on the mode, so it can check any list. PyTorch's CUDA sanitizer is
+//! similar, but compares base pointers instead of byte ranges.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -20,11 +20,11 @@ pub enum Traced {
     Op(Op),
     /// The trainer touched these bytes on the compute stream.
     Trainer(Access),
-    /// The trainer froze or unfroze a segment, from the next pass on.
+    /// The trainer froze or unfroze a segment. The change takes effect in the next pass.
     Freeze {
         /// Index of the segment in the plan.
         segment: u32,
-        /// Whether the segment is frozen from now on.
+        /// True if the trainer froze the segment, false if the trainer unfroze it.
         frozen: bool,
     },
 }
@@ -200,7 +200,7 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. The
+    /// Applies the caller's promise: the trainer's past accesses to this bucket happen before the stream's next op. The
     /// past accesses include accesses to the host's memory, because the trainer's thread made them before it submitted
     /// the `AwaitSum` op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {

@@ -98,10 +98,10 @@
 //! | predict memory, schedule and times for any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | record the ops that ran, and check the recording for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Every trainer uses the items at the crate's root, and on a GPU also [`cuda`]. The table shows which tasks need the
-//! modules [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other modules
-//! are for tools that inspect a stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and
-//! their order), [`hazard`] (the race checker), [`timeline`] (times of operations).
+//! Every trainer uses the items at the crate's root. A trainer on a GPU also uses [`cuda`]. The table shows which tasks
+//! need the modules [`bucket_step`], [`overlap`], [`checkpoint`], [`collective`], [`forecast`] or [`optim`]. The other
+//! modules are for tools that inspect a stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`]
+//! (operations and their order), [`hazard`] (the race checker), [`timeline`] (times of operations).
 //!
 //! # Environment
 //!

@@ -1,6 +1,6 @@
-//! Waits for events that send no notification. A wait polls, at first without a sleep.
+//! Waits for events that send no notification. A wait first polls without sleeping.
 //!
-//! Calls of NCCL and MPI, and a GPU's events, often end within microseconds. A sleep takes longer, and would delay the
+//! NCCL calls, MPI calls and GPU events often complete within microseconds. A sleep takes longer, and would delay the
 //! trainer's thread once per bucket. A long wait sleeps between polls, and also checks whether the caller still needs
 //! the event.
 
@@ -37,8 +37,8 @@ impl Clock for Wall {
     }
 }
 
-/// Calls `look` until it returns an answer, and returns that answer. Returns `None` once the deadline has passed. Does
-/// not sleep until `awake` has passed.
+/// Calls `look` until it returns an answer, and returns that answer. Returns `None` once the deadline has passed.
+/// Sleeps between calls only after the time `awake` has passed.
 ///
 /// # Errors
 /// The first error of `wanted` or of `look`. It ends the wait.

@@ -1,5 +1,5 @@
-//! Locks and threads of the host device and the pool. They come from the standard library or, in tests that run under
-//! shuttle, from the crate shuttle.
+//! Locks and threads of the host device and the pool. These types come from the standard library or, in tests that run
+//! under shuttle, from the crate shuttle.
 //!
 //! Shuttle runs the same code on one thread, and chooses the next task at every lock, wait and notification
 //! (`tests/interleavings/`). Shuttle does not control anything else.

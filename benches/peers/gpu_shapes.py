@@ -1,7 +1,8 @@
 """The shapes of torch_gpu.py, and how many buckets of each a pass has. This file needs no PyTorch.
 
 A pass has at least eight buckets. The work that our stepper does once per pass (Begin, waits, status) would otherwise
-be a large part of each bucket's time. Shapes are in the order in which they run: a run may be cut off.
+be a large part of each bucket's time. The shapes run in the order of `SHAPES`, the most useful first, because a run may
+be cut off.
 """
 
 import math
@@ -13,7 +14,7 @@ F32_BYTES = 4
 
 
 def bucket_count(shape, l2_bytes, states, most):
-    """Enough f32 buckets that none is in the cache when its turn comes: four times the cache, and at least eight."""
+    """Returns how many f32 buckets fill the cache four times: at most `most`, but never fewer than eight."""
     segments, length = SHAPES[shape]
     arrays = 2 + states  # gradient, parameter and states
     beyond = math.ceil(4 * l2_bytes / (F32_BYTES * arrays * segments * length))

@@ -1,8 +1,8 @@
 """AdamW on the CPU: instep beside PyTorch and DeepSpeed, in one process, on the same shapes.
 
 Every round runs every candidate once, and ratios are taken within a round. The memory bus of a shared machine drifts
-from minute to minute. Results are compared before anything is timed. A peer that is not there is named as SKIPPED.
-benches/README.md derives the columns.
+from minute to minute. Results are compared before anything is timed. A peer that cannot be loaded is reported
+as SKIPPED. benches/README.md derives the columns.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def library():
 
 
 def values(count, device="cpu"):
-    """Gradients and parameters, none of them 0; from tables, so that every device has the same bits."""
+    """Gradients and parameters without zeros. They come from tables, so every device has the same bits."""
     k = torch.arange(count, device=device)
     grads = (torch.arange(613).float() - 306.3) * 1e-2
     params = 0.5 + torch.arange(977).float() * 1e-3
@@ -49,7 +49,7 @@ def values(count, device="cpu"):
 
 
 class Instep:
-    """instep's step, which includes the division. Precisions: f32 (0), bf16 to the nearest (1), bf16 stochastic (2)."""
+    """instep's step, which also divides. Precisions: f32 (0), bf16 rounded to nearest (1) or stochastically (2)."""
 
     def __init__(self, lib, buckets, segments, length, threads, optimizer=0, precision=0):
         self.lib, self.buckets = lib, buckets
@@ -77,7 +77,7 @@ class Instep:
 
 
 class Torch:
-    """Parameters whose gradients are views of one flat bucket, as DistributedDataParallel keeps them."""
+    """Parameters with gradients that are views of one flat bucket, as in DistributedDataParallel."""
 
     def __init__(self, buckets, segments, length, divide, per_parameter, make, dtype=torch.float32):
         self.divide, self.buckets = divide, []
@@ -105,7 +105,7 @@ class Torch:
 
 
 class Functional:
-    """What the hook of `register_ddp` runs: `step_param` of the functional optimizer, one parameter after the other."""
+    """The step in the hook of `register_ddp`: `step_param` of the functional optimizer, one parameter after the other."""
 
     def __init__(self, params, fused):
         from torch.distributed.optim.functional_adamw import _FunctionalAdamW
@@ -160,7 +160,7 @@ def candidates(buckets, segments, length, threads, lib, skipped, dtype):
 
 
 def verify(name, candidate, divided, dtype):
-    """One step of the first bucket against AdamW in f64, of bf16 within its last place."""
+    """Compares one step of the first bucket with AdamW in f64. The tolerance of bf16 is a unit in the last place."""
     candidate.step(0)
     grads, params = (x[:2000].to(torch.bfloat16 if dtype == "bf16" else torch.float32).double() for x in values(2000))
     grads = grads / WORLD_SIZE if divided else grads

@@ -23,7 +23,7 @@ def commit():
 
 
 class Rows:
-    """Lines in groups, below a header. A group is replaced as a whole after each round."""
+    """A header, and groups of lines. A group is replaced as a whole after each round."""
 
     def __init__(self, path, head):
         self.path, self.head, self.groups = path, head, {}

@@ -2,8 +2,8 @@
 
 Every round runs every candidate once, and ratios are taken within a round. Results are compared before anything is
 timed: instep's with the CPU's bits, PyTorch's with the formulas in f64. A wrong result gets a separate row, and the
-exit status is 1. A candidate that PyTorch refuses is named as SKIPPED. The file has the medians of the rounds so far
-after each round. benches/README.md derives the columns.
+exit status is 1. A candidate that PyTorch refuses is reported as SKIPPED. After each round, the file has the medians of
+all rounds so far. benches/README.md derives the columns.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def make_torch(optimizer, params, **options):
 
 
 class Functional:
-    """What the hook of `register_ddp` runs: `step_param` of the functional optimizer, one parameter after the other."""
+    """The step in the hook of `register_ddp`: `step_param` of the functional optimizer, one parameter after the other."""
 
     def __init__(self, optimizer, params, fused):
         from torch.distributed.optim.functional_adam import _FunctionalAdam
@@ -78,7 +78,7 @@ class Tensors:
 
 
 class Torch(Tensors):
-    """Parameters whose gradients are views of one flat bucket, as DistributedDataParallel keeps them."""
+    """Parameters with gradients that are views of one flat bucket, as in DistributedDataParallel."""
 
     def __init__(self, buckets, segments, length, device, divide, per_parameter, make):
         super().__init__(buckets, segments, length, device)
@@ -97,7 +97,7 @@ class Torch(Tensors):
             optimizer.step()
 
     def restore(self, buckets):
-        """The divide is in place, and gradients that shrink to subnormals would be slow."""
+        """Undoes the in-place division. Otherwise gradients would shrink to subnormals, which are slow."""
         if self.divide:
             for bucket in buckets:
                 self.flat[bucket].mul_(WORLD_SIZE)
@@ -112,7 +112,7 @@ class CTensors(ctypes.Structure):
 
 
 class Instep(Tensors):
-    """instep's passes over all buckets: Begin, and one launch for each bucket, which includes the division."""
+    """instep's passes over all buckets: Begin, and for each bucket one launch that also divides the gradients."""
 
     def __init__(self, lib, number, stream, buckets, segments, length, device):
         super().__init__(buckets, segments, length, device)
@@ -173,7 +173,7 @@ def candidates(optimizer, lib, stream, shape, device):
 
 
 def cpu_bits(lib, number):
-    """A period of parameters after one step of instep on the CPU."""
+    """The first PERIOD parameters after one step of instep on the CPU."""
     cpu = peers.Instep(lib, 1, 1, CPU_LENGTH, 1, number)
     cpu.step(0)
     period = cpu.first_bucket()[:PERIOD].clone()
@@ -207,7 +207,7 @@ def far_off(got, wanted):
 
 
 def build(optimizer, lib, stream, shape, device, only):
-    """Returns the candidates that PyTorch accepts, each compared after its first step, and the faults of all others."""
+    """Returns instep, the candidates that PyTorch accepts, and the wrong results of their first steps."""
     period, made, wrong = cpu_bits(lib, OPTIMIZERS[optimizer]), {}, {}
     for name, make in candidates(optimizer, lib, stream, shape, device).items():
         if only and name != "instep" and not any(word in name for word in only):
@@ -231,7 +231,7 @@ def build(optimizer, lib, stream, shape, device, only):
 
 
 def warm_up(made, buckets):
-    """Runs all candidates in turn until the GPU has been busy for long enough, by its own clock."""
+    """Runs all candidates in turn until the GPU has worked for WARM_UP_S, as measured by events."""
     busy_s = 0.0
     while busy_s < WARM_UP_S:
         for candidate in made.values():

@@ -1,8 +1,9 @@
 """torch_gpu.py from end to end without a GPU: PyTorch's side on the CPU, instep's on the software GPU.
 
 The parts of PyTorch that need CUDA are replaced: tensors are on the CPU, and events read the host's clock, so no figure
-means anything. instep gets copies of the tensors in the driver's memory, before each pass and after it. torch_gpu.py
-itself decides, compares, counts and writes. `scripts/software-gpu.sh --torch PYTHON` runs it.
+means anything. instep steps copies of the tensors in the driver's memory. Before each pass, the tensors are copied
+there, and after the pass they are copied back. torch_gpu.py itself decides, compares, counts and writes.
+`scripts/software-gpu.sh --torch PYTHON` runs it.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def bytes_of(tensor):
 
 
 class Instep(torch_gpu.Instep):
-    """instep's side, with a copy in the driver's memory of each tensor whose address it asks for."""
+    """instep's side. Each tensor that instep uses has a copy in the driver's memory."""
 
     def __init__(self, lib, number, stream, *rest):
         self.copies, self.stream = [], stream
@@ -90,7 +91,7 @@ class Stream:
 
 
 class Event:
-    """The host's clock. The CPU is through when a call returns, so nothing is ever late."""
+    """The host's clock. The CPU has finished when a call returns, so no event is ever late."""
 
     def __init__(self, enable_timing):
         assert enable_timing
@@ -106,7 +107,7 @@ class Event:
 
 
 class WithoutCuda(types.ModuleType):
-    """PyTorch, except for the parts below."""
+    """PyTorch, with the parts below replaced."""
 
     cuda = types.SimpleNamespace(
         is_available=lambda: True,

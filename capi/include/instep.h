@@ -31,7 +31,7 @@
 // A kind of instep_scalar: a whole number, such as an epoch or a seed.
 #define INSTEP_INTEGER 1
 
-// A kind of instep_scalar that a load sets if the checkpoint has no number with the name of the scalar.
+// A kind of instep_scalar that a load sets if the checkpoint has no number with the scalar's name.
 #define INSTEP_ABSENT 2
 
 // Element type: float, IEEE 754 binary32. In a field for an element type, 0 means the default that the field's comment
@@ -202,8 +202,8 @@ typedef struct instep_norm instep_norm;
 // thread that created the stepper may use the stepper.
 typedef struct instep_stepper instep_stepper;
 
-// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
-// their numbers in later versions, which may add codes.
+// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Later
+// versions may add codes, but do not change the numbers of existing codes.
 typedef int32_t instep_status;
 
 // Names a tensor of a stepper.
@@ -259,8 +259,8 @@ typedef struct {
   double value;
 } instep_hyper;
 
-// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call that
-// receives the struct returns, and never frees them.
+// An optimizer and its hyperparameters. A call that receives this struct reads the struct, its list and its texts only
+// before the call returns. The library never frees this memory.
 typedef struct {
   // sizeof(instep_optimizer).
   size_t size;
@@ -331,7 +331,7 @@ typedef struct {
 
 // Options of a bucket step. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
 // library reads these options, and the structs, lists and texts in them, only until instep_bucket_step_create returns.
-// It never frees any of them.
+// The library never frees this memory.
 typedef struct {
   // sizeof(instep_bucket_step_options).
   size_t size;
@@ -345,7 +345,7 @@ typedef struct {
   size_t group_count;
   // The parameters of the bucket. Null: the bucket has all parameters of the layout in order, without gaps.
   const uint32_t *params;
-  // The offset in the bucket of each parameter in `params`, in elements.
+  // For each parameter in `params`, its offset in the bucket, in elements.
   const size_t *offsets;
   // The number of parameters in `params`.
   size_t param_count;
@@ -388,7 +388,7 @@ typedef struct {
   // gradient's address is null, its parameter has no gradient in this call. A step does not change the tensors or
   // the step count of a parameter without a gradient, and norms leave the parameter out.
   void *const *addresses;
-  // The number of elements of the range, or the length of `addresses`. The library compares `count` with the
+  // The number of elements of the range, or the length of `addresses`. The library checks that `count` is the
   // bucket's number of elements or of parameters.
   size_t count;
 } instep_tensor;
@@ -473,9 +473,9 @@ typedef struct {
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
-  // 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
+  // 1: each rank has its own parameter, and the gradient is not summed. 0: all ranks have the same parameter.
   uint32_t is_local;
-  // Element type of the parameter and of its gradient. 0: the types that the precision of its group gives.
+  // Element type of the parameter and of its gradient. 0: the precision of the parameter's group gives both types.
   uint32_t dtype;
 } instep_param;
 
@@ -521,11 +521,11 @@ typedef struct {
   size_t size;
   // The first pass's scale. Default: 65536.
   double initial_scale;
-  // The scale is multiplied by this factor after growth_interval passes in a row without a skip. Default: 2.
+  // The scale is multiplied by this factor after growth_interval consecutive passes without a skip. Default: 2.
   double growth_factor;
   // The scale is multiplied by this factor after a skipped pass. Default: 0.5.
   double backoff_factor;
-  // Number of passes in a row without a skip after which the scale grows. Default: 2000.
+  // The scale grows after this number of consecutive passes without a skip. Default: 2000.
   uint32_t growth_interval;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -560,13 +560,13 @@ typedef struct {
 
 // One rank's part in the caller's collective. The library copies this struct, and passes `data` to each function.
 //
-// A function of this struct may call only instep_version, instep_status_name and instep_last_error. Any other call of
-// the library from such a function returns INSTEP_BUSY. An exception that leaves a function of this struct ends the
-// process. instep::caught, at the end of this header, turns an exception into a status.
+// A function of this struct may call only instep_version, instep_status_name and instep_last_error. Any other library
+// call from such a function returns INSTEP_BUSY. An exception that leaves a function of this struct ends the process.
+// instep::caught, at the end of this header, turns an exception into a status.
 typedef struct {
   // sizeof(instep_collective).
   size_t size;
-  // The caller's data. It must be usable on any thread until instep_stepper_free has returned. If
+  // The caller's data. The data must be usable on any thread until instep_stepper_free has returned. If
   // instep_stepper_create fails, the library does not use the data.
   void *data;
   // Takes part in one collective call, and returns INSTEP_OK. Any other return value ends the stepper. On the CPU,
@@ -593,9 +593,9 @@ typedef struct {
 } instep_collective;
 
 // Options of a stepper. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
-// library reads these options, and the structs, lists and texts in them, only until instep_stepper_create returns. It
-// never frees any of them. The library uses the caller's tensors, the collective's data and the stream until the
-// stepper is freed.
+// library reads these options, and the structs, lists and texts in them, only until instep_stepper_create returns. The
+// library never frees this memory. The library uses the caller's tensors, the collective's data and the stream until
+// the stepper is freed.
 typedef struct {
   // sizeof(instep_stepper_options).
   size_t size;
@@ -648,10 +648,9 @@ typedef struct {
   uint32_t world_size;
   // The collective that sums gradients over the ranks. Null: there is only one rank, or sums_by_caller is 1.
   const instep_collective *collective;
-  // 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
-  // is complete. On a GPU the caller hands a bucket over by instep_stepper_bucket_ready_after, with an event that
-  // was recorded after the sum. If the caller sums, the library broadcasts nothing, so parameters must be equal on
-  // all ranks.
+  // 1: the caller sums each bucket over all ranks, in place. On the CPU, the caller hands a bucket over once the sum
+  // is complete. On a GPU, the caller calls instep_stepper_bucket_ready_after with an event that was recorded after
+  // the sum. With this option, the library broadcasts nothing, so parameters must be equal on all ranks.
   uint32_t sums_by_caller;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -744,12 +743,12 @@ extern "C" {
 // waits for all steps.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
-// Copies `values` to a tensor, rounded to its type. A gradient can be written only in a pass, and any other tensor
-// only between passes. A tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the
-// number of elements of the tensor's parameter. If one rank writes a parameter, every rank must write the same
-// parameter. The next pass then broadcasts rank 0's values of all parameters in the written parameter's bucket. States
-// and moving averages are not broadcast, so write them on every rank. Step counts are not written with the states: set
-// them on every rank with instep_stepper_set_progress.
+// Copies `values` to a tensor, rounded to the tensor's element type. A gradient can be written only in a pass, and any
+// other tensor only between passes. A tensor of kind INSTEP_COPY cannot be written, because only steps write it.
+// `count` is the number of elements of the tensor's parameter. If one rank writes a parameter, every rank must write
+// the same parameter. The next pass then broadcasts rank 0's values of all parameters in the written parameter's
+// bucket. States and moving averages are not broadcast, so write them on every rank. Step counts are not written with
+// the states: set them on every rank with instep_stepper_set_progress.
 //
 // Any thread may call this function, one thread at a time per stepper. In a pass, the call waits for the last step of
 // the gradient's bucket. Between passes, the call waits for all steps.
@@ -760,14 +759,14 @@ instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id ten
 // gradient as written. Until the caller writes the gradient, its memory has the values that the previous pass left
 // there.
 //
-// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
-// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream while the address is
-// valid may use the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ
-// marks a gradient as written too.
+// In a pass, the address is valid until the parameter is handed over or the micro-batch ends. Between passes, the
+// address is valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream while the
+// address is valid may use the address. On a GPU, only gradients may be written through an address, and even a call
+// with INSTEP_READ marks a gradient as written.
 //
-// Any thread may call this function, one thread at a time per stepper. On the CPU, a call with INSTEP_READ waits as
-// instep_stepper_read does, and a call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream
-// waits instead of the calling thread.
+// Any thread may call this function, one thread at a time per stepper. On the CPU, a call with INSTEP_READ waits for
+// the same steps as instep_stepper_read. A call with INSTEP_WRITE waits for the same steps as instep_stepper_write. On
+// a GPU, compute_stream waits instead of the calling thread.
 instep_status instep_stepper_address(instep_stepper *stepper,
                                      instep_tensor_id tensor,
                                      uint32_t access,
@@ -776,8 +775,8 @@ instep_status instep_stepper_address(instep_stepper *stepper,
 
 // Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
 // parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses. `*out_is_recut` is
-// 1 if the buckets have changed in more than their addresses, otherwise 0. out_is_recut may be null. States and step
-// counts stay with their parameters. Copy each parameter's values to its new address before this call.
+// 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new. out_is_recut may be null.
+// States and step counts stay with their parameters. Copy each parameter's values to its new address before this call.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 // all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on
@@ -793,8 +792,8 @@ instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on
 
 // Rebuilds the buckets that the stepper owns, in the order in which rank 0 handed over its gradients. The training's
 // results have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this
-// order. out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the
-// buckets are in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
+// order. out_is_rebuilt may be null. After this call, addresses that were returned earlier are invalid. If the buckets
+// are in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps,
 // and for rank 0 to make this call too.
@@ -814,16 +813,16 @@ instep_status instep_stepper_export(instep_stepper *stepper, const char *path, u
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
 // Steps the bucket. On the CPU the step is complete when the call returns. On a GPU the call launches the step on
-// `stream`. In the order of `stream`, the sum of the gradients must precede the step. If the call is refused, nothing
-// is written.
+// `stream`. In stream order, the sum of the gradients must come before the step. If the call is refused, nothing is
+// written.
 //
-// If `norm` is not null, call instep_norm_decide on it first. The step is then clipped or skipped as that call has
-// decided, and `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such
-// as the number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
+// If `norm` is not null, call instep_norm_decide on it first. The decision of that call then applies to the step, and
+// `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such as the
+// number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
 //
 // Any thread may call this function, but only one thread at a time may use the bucket step or the norm. `stream`
-// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must live until the step on it has ended, and must
-// not be in a capture. A null `stream` means the legacy default stream. For the CPU, pass null.
+// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must stay valid until the step has ended, and must
+// not be capturing. A null `stream` means the legacy default stream. For the CPU, pass null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
@@ -832,8 +831,8 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
 
 // Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. The call does not read
 // or check the list of tensors again, which saves much of the time of a small step. The call returns INSTEP_ORDER if
-// instep_bucket_step_step has not succeeded yet, or if instep_norm_add was called since then. The tensors must still
-// be valid and must not overlap.
+// no call of instep_bucket_step_step has succeeded since the bucket step was created, or since the last call of
+// instep_norm_add for this bucket step. The tensors must still be valid and must not overlap.
 //
 // Any thread may call this function, one thread at a time per bucket step. The function works only on the CPU. On a
 // GPU it returns INSTEP_UNSUPPORTED.
@@ -988,15 +987,15 @@ instep_status instep_norm_free(instep_norm *norm);
 
 // Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
 // those of torch.optim. If there is no state with this index, the call writes null. The text lives as long as the
-// process. In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
+// process. In instep_tensors, the states are in the order of `index`. Checkpoints use the same names.
 //
 // Any thread may call this function.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
 
 // Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 // micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
-// next pass broadcasts all parameters of that parameter's bucket.
+// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a call of instep_stepper_write
+// for a parameter, the next pass broadcasts all parameters of the parameter's bucket.
 //
 // Any thread may call this function, one thread at a time per stepper. On a GPU, if parameters were written before
 // this call, the call waits until the other ranks make this call too. Otherwise this call does not wait.
@@ -1010,7 +1009,7 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
 // Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 // parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-// reduced. The option `mode` decides when the bucket is stepped. After the hand-over of the last use, addresses of the
+// reduced. The option `mode` decides when the bucket is stepped. After the last use is handed over, addresses of the
 // parameter and of its gradient are invalid.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
@@ -1043,9 +1042,9 @@ instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper, uint32_
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
 // Closes the pass. The call hands over each parameter that has a written gradient and was not handed over before. The
-// option `unused` says what happens to parameters without a gradient. With sums_by_caller, the call returns
-// INSTEP_ORDER if a bucket has written gradients and was not handed over, because only the hand-over declares that the
-// bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
+// option `unused` decides what happens to parameters without a gradient. With sums_by_caller, the call returns
+// INSTEP_ORDER if gradients of a bucket were written but the bucket was not handed over. Only the hand-over declares
+// that the bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 // is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the tensor's bucket.
@@ -1115,8 +1114,8 @@ instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_los
 // Reads the norm of a group's averaged gradients in the last pass, and whether this norm is known. A null `group`
 // means the group "default". If the group is clipped alone, the norm covers only this group. If the group is not
 // clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
-// instep_pass_status. No norm is known before instep_pass_status has one, and between instep_stepper_rebuild_buckets
-// and the next pass.
+// instep_pass_status. The norm is unknown while instep_pass_status has no norm, and from
+// instep_stepper_rebuild_buckets until the next pass.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,

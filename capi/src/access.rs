@@ -1,6 +1,6 @@
 //! Access to a stepper's tensors: reading and writing values, getting addresses, and rebinding to new addresses.
 //!
-//! The struct `instep_tensor_id` names a tensor, as `TensorId` does in the Rust library.
+//! The struct `instep_tensor_id` corresponds to `TensorId` in the Rust library.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -54,12 +54,12 @@ pub unsafe extern "C" fn instep_stepper_read(
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type. A gradient can be written only in a pass, and any other tensor
-/// only between passes. A tensor of kind INSTEP_COPY cannot be written, because only steps write it. `count` is the
-/// number of elements of the tensor's parameter. If one rank writes a parameter, every rank must write the same
-/// parameter. The next pass then broadcasts rank 0's values of all parameters in the written parameter's bucket. States
-/// and moving averages are not broadcast, so write them on every rank. Step counts are not written with the states: set
-/// them on every rank with instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to the tensor's element type. A gradient can be written only in a pass, and any
+/// other tensor only between passes. A tensor of kind INSTEP_COPY cannot be written, because only steps write it.
+/// `count` is the number of elements of the tensor's parameter. If one rank writes a parameter, every rank must write
+/// the same parameter. The next pass then broadcasts rank 0's values of all parameters in the written parameter's
+/// bucket. States and moving averages are not broadcast, so write them on every rank. Step counts are not written with
+/// the states: set them on every rank with instep_stepper_set_progress.
 ///
 /// Any thread may call this function, one thread at a time per stepper. In a pass, the call waits for the last step of
 /// the gradient's bucket. Between passes, the call waits for all steps.
@@ -86,14 +86,14 @@ pub unsafe extern "C" fn instep_stepper_write(
 /// gradient as written. Until the caller writes the gradient, its memory has the values that the previous pass left
 /// there.
 ///
-/// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
-/// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream while the address is
-/// valid may use the address. On a GPU only gradients may be written through an address, and a call with INSTEP_READ
-/// marks a gradient as written too.
+/// In a pass, the address is valid until the parameter is handed over or the micro-batch ends. Between passes, the
+/// address is valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream while the
+/// address is valid may use the address. On a GPU, only gradients may be written through an address, and even a call
+/// with INSTEP_READ marks a gradient as written.
 ///
-/// Any thread may call this function, one thread at a time per stepper. On the CPU, a call with INSTEP_READ waits as
-/// instep_stepper_read does, and a call with INSTEP_WRITE waits as instep_stepper_write does. On a GPU, compute_stream
-/// waits instead of the calling thread.
+/// Any thread may call this function, one thread at a time per stepper. On the CPU, a call with INSTEP_READ waits for
+/// the same steps as instep_stepper_read. A call with INSTEP_WRITE waits for the same steps as instep_stepper_write. On
+/// a GPU, compute_stream waits instead of the calling thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_address(
     stepper: *mut instep_stepper,
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn instep_stepper_address(
 
 /// Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
 /// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses. `*out_is_recut` is
-/// 1 if the buckets have changed in more than their addresses, otherwise 0. out_is_recut may be null. States and step
-/// counts stay with their parameters. Copy each parameter's values to its new address before this call.
+/// 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new. out_is_recut may be null.
+/// States and step counts stay with their parameters. Copy each parameter's values to its new address before this call.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 /// all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on

@@ -21,8 +21,8 @@ pub(crate) unsafe trait Growing: Copy {
     const NAME: &'static str;
 }
 
-/// The largest size in bytes of a struct in any version. A larger size means that the struct was not initialised, so
-/// the struct is refused.
+/// The largest size, in bytes, that a struct may have in any version. A larger size means that the struct was not
+/// initialised, so the struct is refused.
 const LARGEST: usize = 4096;
 
 /// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the
@@ -30,7 +30,8 @@ const LARGEST: usize = 4096;
 /// struct is refused.
 ///
 /// # Safety
-/// `from` is null, or points to a struct that has at least its first field, and as many bytes as that field says.
+/// `from` is null, or points to a struct. At least the first field exists, and the struct has as many bytes as this
+/// field says.
 pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     if from.is_null() {
         return Err(null(T::NAME));
@@ -57,7 +58,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     })
 }
 
-/// Reads a struct as [`read`] does. Returns `None` if `from` is null.
+/// Reads a struct like [`read`], but returns `None` if `from` is null.
 ///
 /// # Safety
 /// `from` meets the conditions of [`read`].
@@ -69,8 +70,8 @@ pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
 /// Writes a result to a struct of any version. Only the fields that fit into the caller's size are written.
 ///
 /// # Safety
-/// `to` is null, or points to a struct that has at least its first field, and as many bytes as that field says. Nothing
-/// else touches the struct.
+/// `to` is null, or points to a struct. At least the first field exists, and the struct has as many bytes as this field
+/// says. Nothing else touches the struct.
 pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<()> {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -132,7 +133,7 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// Checks an address as [`new`](Self::new) does. Returns `None` if `place` is null.
+    /// Checks an address like [`new`](Self::new), but returns `None` if `place` is null.
     ///
     /// # Safety
     /// `place` meets the conditions of [`new`](Self::new).

@@ -36,8 +36,8 @@ pub unsafe extern "C" fn instep_stepper_join(
 
 /// Rebuilds the buckets that the stepper owns, in the order in which rank 0 handed over its gradients. The training's
 /// results have the same bits with and without this call. `*out_is_rebuilt` is 0 if the buckets already have this
-/// order. out_is_rebuilt may be null. Addresses that were returned before this call are invalid after it. If the
-/// buckets are in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
+/// order. out_is_rebuilt may be null. After this call, addresses that were returned earlier are invalid. If the buckets
+/// are in the caller's memory, rebuild them yourself and call instep_stepper_rebind.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps,
 /// and for rank 0 to make this call too.

@@ -19,7 +19,7 @@ use crate::status::{Fault, INSTEP_CONFIG, Result};
 
 /// Options of a bucket step. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
 /// library reads these options, and the structs, lists and texts in them, only until instep_bucket_step_create returns.
-/// It never frees any of them.
+/// The library never frees this memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_bucket_step_options {
@@ -35,7 +35,7 @@ pub struct instep_bucket_step_options {
     pub group_count: usize,
     /// The parameters of the bucket. Null: the bucket has all parameters of the layout in order, without gaps.
     pub params: *const u32,
-    /// The offset in the bucket of each parameter in `params`, in elements.
+    /// For each parameter in `params`, its offset in the bucket, in elements.
     pub offsets: *const usize,
     /// The number of parameters in `params`.
     pub param_count: usize,
@@ -171,8 +171,8 @@ pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usi
         .try_fold(bucket, |bucket, (param, offset)| Ok(bucket.gradient(ids.get(*param)?, *offset)))
 }
 
-/// Declares which parameters are shards. `rows` has the length of a row and the index of the first element for each
-/// parameter.
+/// Declares which parameters are shards. For each parameter, `rows` has the length of a row and the index of the first
+/// element.
 fn in_rows<'a>(
     bucket: ForeignBucket,
     ids: &Ids,

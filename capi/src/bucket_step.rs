@@ -1,4 +1,4 @@
-//! Bucket steps: a call steps one bucket at once, on tensors that are passed with the call.
+//! Bucket steps: a call steps one bucket immediately, on tensors that are passed with the call.
 //!
 //! A handle stands for a `BucketStep` on the host or on a GPU. Each function works for both, except
 //! instep_bucket_step_step_again, which requires the host.
@@ -45,16 +45,16 @@ pub unsafe extern "C" fn instep_bucket_step_create(
 }
 
 /// Steps the bucket. On the CPU the step is complete when the call returns. On a GPU the call launches the step on
-/// `stream`. In the order of `stream`, the sum of the gradients must precede the step. If the call is refused, nothing
-/// is written.
+/// `stream`. In stream order, the sum of the gradients must come before the step. If the call is refused, nothing is
+/// written.
 ///
-/// If `norm` is not null, call instep_norm_decide on it first. The step is then clipped or skipped as that call has
-/// decided, and `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such
-/// as the number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
+/// If `norm` is not null, call instep_norm_decide on it first. The decision of that call then applies to the step, and
+/// `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such as the
+/// number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
 ///
 /// Any thread may call this function, but only one thread at a time may use the bucket step or the norm. `stream`
-/// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must live until the step on it has ended, and must
-/// not be in a capture. A null `stream` means the legacy default stream. For the CPU, pass null.
+/// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must stay valid until the step has ended, and must
+/// not be capturing. A null `stream` means the legacy default stream. For the CPU, pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn instep_bucket_step_step(
 
 /// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. The call does not read
 /// or check the list of tensors again, which saves much of the time of a small step. The call returns INSTEP_ORDER if
-/// instep_bucket_step_step has not succeeded yet, or if instep_norm_add was called since then. The tensors must still
-/// be valid and must not overlap.
+/// no call of instep_bucket_step_step has succeeded since the bucket step was created, or since the last call of
+/// instep_norm_add for this bucket step. The tensors must still be valid and must not overlap.
 ///
 /// Any thread may call this function, one thread at a time per bucket step. The function works only on the CPU. On a
 /// GPU it returns INSTEP_UNSUPPORTED.

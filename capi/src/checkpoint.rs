@@ -17,7 +17,7 @@ use crate::stepper::{STEPPERS, instep_stepper, on_any};
 pub const INSTEP_NUMBER: u32 = 0;
 /// A kind of instep_scalar: a whole number, such as an epoch or a seed.
 pub const INSTEP_INTEGER: u32 = 1;
-/// A kind of instep_scalar that a load sets if the checkpoint has no number with the name of the scalar.
+/// A kind of instep_scalar that a load sets if the checkpoint has no number with the scalar's name.
 pub const INSTEP_ABSENT: u32 = 2;
 
 /// A named number of the caller, such as the epoch. A checkpoint stores such numbers together with the stepper's

@@ -45,15 +45,15 @@ pub struct instep_call {
 
 /// One rank's part in the caller's collective. The library copies this struct, and passes `data` to each function.
 ///
-/// A function of this struct may call only instep_version, instep_status_name and instep_last_error. Any other call of
-/// the library from such a function returns INSTEP_BUSY. An exception that leaves a function of this struct ends the
-/// process. instep::caught, at the end of this header, turns an exception into a status.
+/// A function of this struct may call only instep_version, instep_status_name and instep_last_error. Any other library
+/// call from such a function returns INSTEP_BUSY. An exception that leaves a function of this struct ends the process.
+/// instep::caught, at the end of this header, turns an exception into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
-    /// The caller's data. It must be usable on any thread until instep_stepper_free has returned. If
+    /// The caller's data. The data must be usable on any thread until instep_stepper_free has returned. If
     /// instep_stepper_create fails, the library does not use the data.
     pub data: *mut c_void,
     /// Takes part in one collective call, and returns INSTEP_OK. Any other return value ends the stepper. On the CPU,

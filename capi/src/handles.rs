@@ -12,8 +12,8 @@ use crate::status::{Fault, INSTEP_BUSY, INSTEP_HANDLE, INSTEP_NULL, INSTEP_PANIC
 
 const PLACE_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
-/// The low bits of every handle. The address of a C object is usually a multiple of 8, so its low bits are zeros and it
-/// is not mistaken for a handle.
+/// The low bits of every handle. The address of a C object is usually a multiple of 8. Its low bits are then zeros, so
+/// the library does not mistake the address for a handle.
 const MARK: u64 = 0b101;
 const MARK_BITS: u32 = 3;
 

@@ -41,9 +41,9 @@ pub struct instep_param {
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,
-    /// 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
+    /// 1: each rank has its own parameter, and the gradient is not summed. 0: all ranks have the same parameter.
     pub is_local: u32,
-    /// Element type of the parameter and of its gradient. 0: the types that the precision of its group gives.
+    /// Element type of the parameter and of its gradient. 0: the precision of the parameter's group gives both types.
     pub dtype: u32,
 }
 

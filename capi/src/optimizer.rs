@@ -25,8 +25,8 @@ pub struct instep_hyper {
     pub value: f64,
 }
 
-/// An optimizer and its hyperparameters. The library reads this struct, its list and its texts only until the call that
-/// receives the struct returns, and never frees them.
+/// An optimizer and its hyperparameters. A call that receives this struct reads the struct, its list and its texts only
+/// before the call returns. The library never frees this memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_optimizer {
@@ -47,7 +47,7 @@ unsafe impl Growing for instep_optimizer {
 
 /// Writes the name of one of the optimizer's states to `*out_name`. `index` counts the states from 0. The names are
 /// those of torch.optim. If there is no state with this index, the call writes null. The text lives as long as the
-/// process. In instep_tensors the states are in the order of `index`. Checkpoints use the same names.
+/// process. In instep_tensors, the states are in the order of `index`. Checkpoints use the same names.
 ///
 /// Any thread may call this function.
 #[unsafe(no_mangle)]

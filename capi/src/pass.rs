@@ -16,8 +16,8 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
 /// Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 /// micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a write of a parameter, the
-/// next pass broadcasts all parameters of that parameter's bucket.
+/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a call of instep_stepper_write
+/// for a parameter, the next pass broadcasts all parameters of the parameter's bucket.
 ///
 /// Any thread may call this function, one thread at a time per stepper. On a GPU, if parameters were written before
 /// this call, the call waits until the other ranks make this call too. Otherwise this call does not wait.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 
 /// Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 /// parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-/// reduced. The option `mode` decides when the bucket is stepped. After the hand-over of the last use, addresses of the
+/// reduced. The option `mode` decides when the bucket is stepped. After the last use is handed over, addresses of the
 /// parameter and of its gradient are invalid.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
@@ -138,9 +138,9 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
 }
 
 /// Closes the pass. The call hands over each parameter that has a written gradient and was not handed over before. The
-/// option `unused` says what happens to parameters without a gradient. With sums_by_caller, the call returns
-/// INSTEP_ORDER if a bucket has written gradients and was not handed over, because only the hand-over declares that the
-/// bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
+/// option `unused` decides what happens to parameters without a gradient. With sums_by_caller, the call returns
+/// INSTEP_ORDER if gradients of a bucket were written but the bucket was not handed over. Only the hand-over declares
+/// that the bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 /// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the tensor's bucket.

@@ -210,8 +210,8 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
 /// Reads the norm of a group's averaged gradients in the last pass, and whether this norm is known. A null `group`
 /// means the group "default". If the group is clipped alone, the norm covers only this group. If the group is not
 /// clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
-/// instep_pass_status. No norm is known before instep_pass_status has one, and between instep_stepper_rebuild_buckets
-/// and the next pass.
+/// instep_pass_status. The norm is unknown while instep_pass_status has no norm, and from
+/// instep_stepper_rebuild_buckets until the next pass.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. The call waits for all steps.
 #[unsafe(no_mangle)]

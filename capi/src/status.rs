@@ -6,8 +6,8 @@ use instep::Error;
 
 use crate::words::in_c;
 
-/// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
-/// their numbers in later versions, which may add codes.
+/// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Later
+/// versions may add codes, but do not change the numbers of existing codes.
 pub type instep_status = i32;
 
 /// The call succeeded.

@@ -29,11 +29,11 @@ pub struct instep_loss_scaler {
     pub size: usize,
     /// The first pass's scale. Default: 65536.
     pub initial_scale: f64,
-    /// The scale is multiplied by this factor after growth_interval passes in a row without a skip. Default: 2.
+    /// The scale is multiplied by this factor after growth_interval consecutive passes without a skip. Default: 2.
     pub growth_factor: f64,
     /// The scale is multiplied by this factor after a skipped pass. Default: 0.5.
     pub backoff_factor: f64,
-    /// Number of passes in a row without a skip after which the scale grows. Default: 2000.
+    /// The scale grows after this number of consecutive passes without a skip. Default: 2000.
     pub growth_interval: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -45,9 +45,9 @@ unsafe impl Growing for instep_loss_scaler {
 }
 
 /// Options of a stepper. A field that is 0 or null has its default, but `layout` and `optimizer` must be given. The
-/// library reads these options, and the structs, lists and texts in them, only until instep_stepper_create returns. It
-/// never frees any of them. The library uses the caller's tensors, the collective's data and the stream until the
-/// stepper is freed.
+/// library reads these options, and the structs, lists and texts in them, only until instep_stepper_create returns. The
+/// library never frees this memory. The library uses the caller's tensors, the collective's data and the stream until
+/// the stepper is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_stepper_options {
@@ -102,10 +102,9 @@ pub struct instep_stepper_options {
     pub world_size: u32,
     /// The collective that sums gradients over the ranks. Null: there is only one rank, or sums_by_caller is 1.
     pub collective: *const instep_collective,
-    /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
-    /// is complete. On a GPU the caller hands a bucket over by instep_stepper_bucket_ready_after, with an event that
-    /// was recorded after the sum. If the caller sums, the library broadcasts nothing, so parameters must be equal on
-    /// all ranks.
+    /// 1: the caller sums each bucket over all ranks, in place. On the CPU, the caller hands a bucket over once the sum
+    /// is complete. On a GPU, the caller calls instep_stepper_bucket_ready_after with an event that was recorded after
+    /// the sum. With this option, the library broadcasts nothing, so parameters must be equal on all ranks.
     pub sums_by_caller: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,

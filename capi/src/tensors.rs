@@ -28,7 +28,7 @@ pub struct instep_tensor {
     /// gradient's address is null, its parameter has no gradient in this call. A step does not change the tensors or
     /// the step count of a parameter without a gradient, and norms leave the parameter out.
     pub addresses: *const *mut c_void,
-    /// The number of elements of the range, or the length of `addresses`. The library compares `count` with the
+    /// The number of elements of the range, or the length of `addresses`. The library checks that `count` is the
     /// bucket's number of elements or of parameters.
     pub count: usize,
 }

@@ -11,7 +11,7 @@ use crate::Failure;
 /// Writes to standard output, and ignores a closed pipe.
 ///
 /// # Errors
-/// `File` if the output cannot be written for another reason than a closed pipe.
+/// `File` if the output cannot be written for a reason other than a closed pipe.
 pub fn print(text: &str) -> Result<(), Failure> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

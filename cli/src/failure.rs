@@ -9,7 +9,7 @@ use std::path::Path;
 /// The error of every command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The configuration, or an option of `plan`, breaks a rule of the README.
+    /// The configuration, or an option of `plan`, violates a rule that the README states.
     #[error("config: {0}")]
     Config(String),
     /// The tensor file is broken, or does not fit the configuration.

@@ -11,8 +11,8 @@ and is no longer compared. Rprop's signs come from gradients in the file, and no
 Prints for each case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps. The
 exit status is 1 if one of these ratios is above 1. Each case is run again with bf16 parameters and gradients, once with
 f32 masters and once with remainders. The f32 values of this run's parameters must have the bits of an f32 run on the
-same gradients. The bf16 parameters must be these values as torch rounds them, except that remainders round ties away
-from zero. This file must not compute an update itself if torch has the optimizer.
+same gradients. The bf16 parameters must equal these values as rounded by torch. With remainders, ties may differ,
+because remainders round ties away from zero. This file must not compute an update itself if torch has the optimizer.
 """
 
 import json

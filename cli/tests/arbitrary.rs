@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Content, input};
 
-/// Options of one group. Each option is given or left out.
+/// Options of one group. Each option is present or missing at random.
 fn group(optimizer: &'static str) -> impl Strategy<Value = Value> {
     let rate = || prop::option::of(prop_oneof![Just(0.0), 1e-6..2.0f64]);
     let share = || prop::option::of(0.0..1.0f64);

@@ -1,4 +1,4 @@
-//! No option for how steps run changes a bit of a replay's output, and the output equals the library's.
+//! Checks that a replay's output has the library's bits, and does not depend on the options that control how steps run.
 //!
 //! Whole files are compared, including padding and order. The tests must run every instruction set of this machine.
 
@@ -181,7 +181,7 @@ fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     }
 }
 
-/// If parameters of one group have different rates, each gets the values that it would get in a group with its rate.
+/// A parameter with its own learning rate gets the values that it would get in a group with that learning rate.
 #[test]
 fn a_parameter_with_a_multiplier_gives_the_bits_of_a_group_with_that_rate() {
     let content = input(&[("a", &[300]), ("b", &[40]), ("c", &[7])], 4);

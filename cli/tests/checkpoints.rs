@@ -1,4 +1,4 @@
-//! Checkpoints of a training as input of `instep replay` and `instep diff`.
+//! Tests `instep replay` and `instep diff` with the checkpoints of a training as input.
 //!
 //! The library trains and saves checkpoints. After the same steps, the command must write a file with the same bytes.
 
@@ -42,8 +42,8 @@ fn gradients(passes: std::ops::Range<u64>) -> Content {
     })
 }
 
-/// Trains, and saves after two passes and after `more` further passes. `IN` is the first checkpoint, and `GRADS` has
-/// the gradients of the further passes.
+/// Trains, and saves one checkpoint after two passes and another after `more` further passes. `IN` is the first
+/// checkpoint, and `GRADS` has the gradients of the further passes.
 fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folder {
     let folder = Folder::new();
     let layout = layout();
@@ -73,7 +73,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
     folder
 }
 
-/// The parameters of `PARAMS` in two groups, in another order than that of registration.
+/// Returns a configuration with the parameters of `PARAMS` in two groups, in an order that differs from registration.
 fn config(optimizer: &str, options: [&str; 2], keys: &str) -> String {
     let [first, second] = options;
     format!(
@@ -94,7 +94,7 @@ fn replay(folder: &Folder, more: &[&str]) -> std::process::Output {
     folder.replay(&[&["--grads", "GRADS"], more].concat())
 }
 
-/// Replays the folder, and compares the output with the library's checkpoint.
+/// Runs the replay in the folder, and compares the output with the library's checkpoint.
 fn assert_replays(folder: &Folder, more: &[&str], what: &str) {
     let output = replay(folder, more);
     assert_eq!(output.status.code(), Some(0), "{what}: {}", stderr(&output));

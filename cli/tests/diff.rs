@@ -110,7 +110,7 @@ fn files_that_cannot_be_read_are_refused() {
     assert_refused(&folder.run(&["diff", "A", "."]), "regular file");
 }
 
-/// Returns whether `diff` accepts `a` in place of `b`, in tensors with equal elements before and after.
+/// Returns whether `diff` accepts `a` in place of `b`. The elements before and after `a` and `b` are equal.
 fn accepts(tolerance: &[&str], a: f32, b: f32) -> bool {
     let (status, report, text) = diff_within(&one(&[1.0, a, 2.0]), &one(&[1.0, b, 2.0]), tolerance);
     assert_eq!(report["within"], json!(status == Some(0)), "{text}");

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Content, replayed};
 
-/// Keys of the configuration with a pair of numbers, each with the two keys for these numbers in the vectors. All other
+/// Each row has a configuration key for a pair of numbers, and the two keys of these numbers in the vectors. All other
 /// keys are the same in the configuration and in the vectors.
 const PAIRS: [[&str; 3]; 3] = [
     ["betas", "beta1", "beta2"],

@@ -1,5 +1,5 @@
-//! `instep plan`: bytes, times that follow from the speeds, and a run on this machine that is predicted from its own
-//! measured times.
+//! Tests of `instep plan`: the bytes, the times that follow from the speeds, and the comparison with a real run on this
+//! machine.
 //!
 //! The tests compute the expected plan from the description, and never depend on how fast this machine is.
 
@@ -168,7 +168,7 @@ fn offload_moves_what_is_stepped_to_the_host() {
     assert!(text.contains("on the host"), "{text}");
 }
 
-/// Each case has options, and the bytes that `python/tests/test_offload_plan.py` finds allocated.
+/// Each case has options, and the numbers of bytes that `python/tests/test_offload_plan.py` measures.
 #[test]
 fn pytorchs_offload_is_planned_to_the_byte() {
     let folder = Folder::new();

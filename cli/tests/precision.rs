@@ -1,5 +1,5 @@
-//! Replays in every precision: they equal the library's run, and a replay that resumes from an output has the bits of
-//! the whole run.
+//! Checks in every precision that a replay has the bits of the library's run, and that a replay that resumes from an
+//! output has the bits of the uninterrupted run.
 //!
 //! The tests run in this process, because there are many combinations. Inputs have only values that each type holds
 //! exactly, because the command refuses any other value.

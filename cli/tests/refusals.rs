@@ -1,5 +1,4 @@
-//! Everything that must be refused: one line names the cause, the status is 2, and the output is neither created nor
-//! changed.
+//! Checks every refusal: one line names the cause, the status is 2, and the output is neither created nor changed.
 //!
 //! Each row is a configuration or an input with one fault, made from a pair without faults.
 

@@ -27,7 +27,7 @@ use tempfile::TempDir;
 /// Tensors and metadata of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Content {
-    /// The shape of each tensor, the bits of its elements in the lower part of each number, and its type.
+    /// The shape, elements and type of each tensor. The bits of an element are the low bits of a `u32`.
     pub tensors: BTreeMap<String, (Vec<usize>, Vec<u32>, Dtype)>,
     pub metadata: BTreeMap<String, String>,
 }

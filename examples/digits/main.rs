@@ -1,8 +1,8 @@
 //! Trains a network to read handwritten digits twice, with and without overlapped steps, and compares the results.
 //!
 //! Every parameter and every optimizer state of every rank must have the same bits after both runs. The exit status is
-//! 2 if the flags are refused. It is 1 if a bit differs, a race is found or the accuracy is too low, and after any
-//! other error.
+//! 2 if the flags are refused. The exit status is 1 if a bit differs, if a race is found, if the accuracy is too low,
+//! or after any other error.
 
 mod data;
 mod files;
@@ -56,7 +56,7 @@ pub(crate) struct Flags {
     /// the same shards [default: all ranks form one group]. Both runs add up the gradients of each group first.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
-    /// Step on the host's own memory; the comparison run steps in place.
+    /// Step on separate copies in the host's memory (offload); the comparison run steps in place.
     #[arg(long)]
     offload: bool,
     /// Types of parameters, gradients and states.

@@ -1,4 +1,5 @@
-//! A collective for ranks without shards. It adds gradients in the same order as ranks that shard in groups.
+//! A collective for ranks without shards. This collective adds gradients in the same order as ranks that shard in
+//! groups.
 //!
 //! A sum of floats depends on the order, so both runs that are compared must add in the same order.
 

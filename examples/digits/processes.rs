@@ -1,7 +1,7 @@
 //! Ranks that are processes over MPI (feature `mpi`): `mpirun -n 4 digits --mpi`.
 //!
-//! Each process trains one rank in the chosen mode. Rank 0 then trains as many ranks in its own process, in another mode,
-//! and compares every bit of every rank.
+//! Each process trains one rank in the chosen mode. Rank 0 then trains the same number of ranks in its own process, in
+//! another mode, and compares every bit of every rank.
 
 use std::error::Error;
 

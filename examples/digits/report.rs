@@ -150,7 +150,7 @@ fn judge_races(chosen: &[Trained], counterpart: &[Trained]) -> bool {
     hazards.is_empty()
 }
 
-/// Returns the name of a value as its flag spells it.
+/// Returns a flag's value as it is spelled on the command line.
 pub(crate) fn name(choice: impl Debug) -> String {
     format!("{choice:?}").to_lowercase()
 }

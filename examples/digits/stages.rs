@@ -1,6 +1,6 @@
 //! The time of each stage of both runs, side by side, and one line about the time that overlap hid.
 //!
-//! The times are means over the ranks of this one run. The verdict does not depend on them.
+//! The times are means over the ranks of this one run. The verdict does not depend on these times.
 
 use instep::op::{Action, Stream};
 use instep::timeline::Exposure;

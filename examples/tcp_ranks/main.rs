@@ -67,7 +67,7 @@ fn run_rank() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Starts a process per rank on this machine, and waits for all.
+/// Starts a process per rank on this machine, and waits for all processes.
 fn start_ranks(world_size: u32, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let start = |rank: u32| {

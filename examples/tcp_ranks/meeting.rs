@@ -8,8 +8,8 @@ use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The largest number of open connections that have not yet sent their rank. If there are more, the oldest connection
-/// is closed, and its rank connects again.
+/// The largest number of open connections that have not yet sent their rank. If there are more, the oldest of these
+/// connections is closed, and its rank connects again.
 const MOST_SILENT: usize = 256;
 
 /// Waits for all other ranks, closes the listener so that a later group can meet here, and answers each rank.
@@ -39,8 +39,8 @@ pub(crate) fn gather(address: (&str, u16), world_size: u32, deadline: Instant) -
     Ok(streams)
 }
 
-/// Stores a connection in the seat of the rank that it has sent. Returns the connection if it has not sent a rank yet.
-/// Closes the connection of a stranger, or of a rank that gave up.
+/// Stores a connection in `seats` once the connection has sent its rank. Until then, returns the connection. Closes the
+/// connection of a stranger, or of a rank that gave up.
 fn seated(mut stream: TcpStream, seats: &mut [Option<TcpStream>]) -> Option<TcpStream> {
     let mut rank = [0; 4];
     match stream.peek(&mut rank) {

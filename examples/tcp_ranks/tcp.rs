@@ -29,7 +29,7 @@ type Frame = (u8, Vec<u8>);
 
 /// The largest time for sending the reason why a group has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// The largest number of bytes that a rank reads of the reason why a group has ended.
+/// A rank reads at most this many bytes of the reason why a group has ended.
 const MOST_WORDS: u64 = 1024;
 /// A rank and two keys.
 const MOST_DIFFERENT: u64 = 4 + 2 * CallKey::BYTES as u64;
@@ -43,7 +43,7 @@ pub(crate) struct Tcp {
     inboxes: Vec<Mutex<Inbox>>,
 }
 
-/// Frames of a peer. The peer's thread reads the contents of a frame once a call has set their largest length.
+/// Frames of a peer. The peer's thread reads the contents of a frame once a call has set the largest allowed length.
 struct Inbox {
     wanted: Sender<u64>,
     frames: Receiver<Frame>,
@@ -198,7 +198,7 @@ fn add(sum: &mut [u8], values: &[u8]) {
 }
 
 impl Shared {
-    /// Receives frames until the connection ends. The channel is closed then, so calls that wait for more frames fail.
+    /// Receives frames until the connection ends. The channel then closes, so calls that wait for more frames fail.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Inbox> {
         let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);
@@ -262,9 +262,9 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Stores the first failure, and sends it to all peers, except a mismatch or a left pass. Rank 0 therefore passes
-    /// on the failures that it receives. A separate thread sends, because a peer that does not read would block an
-    /// abort.
+    /// Stores the first failure. Sends this failure to all peers, unless it is a mismatch or a left pass. Rank 0
+    /// therefore passes on the failures that it receives. A separate thread sends, because a peer that does not read
+    /// would block an abort.
     fn fail(self: &Arc<Shared>, error: Error) -> Error {
         let mut failure = lock(&self.failure);
         if let Some(first) = &*failure {

@@ -1,4 +1,4 @@
-//! AdamW in f64, and a bound on the rounding of an AdamW in f32 that is given the same gradients.
+//! AdamW in f64, and a bound on the rounding errors of an AdamW in f32 with the same gradients.
 //!
 //! A running error analysis computes, to first order, the largest error of each value in an f32 computation. The bound
 //! holds whether an implementation computes moments as averages or as sums of products, and weight decay as a factor or
@@ -9,7 +9,7 @@ const U: f64 = 1.0 / 16_777_216.0;
 /// Room for terms of second order, which are below U times the number of steps.
 const SECOND_ORDER: f64 = 1.01;
 
-/// The hyperparameters, as the f32 computation has them.
+/// The hyperparameters, with the values that the f32 computation uses.
 #[derive(Clone, Copy)]
 pub(crate) struct AdamW {
     pub(crate) betas: (f64, f64),
@@ -27,7 +27,8 @@ struct Value {
 }
 
 impl Value {
-    /// Returns the moving average after `term` is added. `term` is the result of `given` rounded operations.
+    /// Returns the moving average after `term` is added. `given` is the number of rounded operations that computed
+    /// `term`.
     fn averaged(self, term: f64, beta: f64, given: f64) -> Value {
         let at = beta * self.at + (1.0 - beta) * term;
         let sums = 2.0 * beta * self.at.abs() + (3.0 + given) * (1.0 - beta) * (term.abs() + self.at.abs());

@@ -1,6 +1,6 @@
 //! Times the steps of two optimizers in turn, round by round, and prints the medians.
 //!
-//! A ratio is the quotient of two times of one round. The first round only warms up.
+//! A ratio compares the times of both optimizers in the same round. The first round only warms up.
 
 use std::time::{Duration, Instant};
 

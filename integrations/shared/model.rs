@@ -102,7 +102,7 @@ pub(crate) enum Saved {
     Carried(f64),
 }
 
-/// A parameter's step count, and the number that some optimizers also carry from step to step.
+/// A parameter's step count, and the additional number that some optimizers carry from step to step.
 type Count = (u64, Option<f64>);
 
 /// Steps all parameters. The parameters are in the order of the names that `new` received.
@@ -162,7 +162,8 @@ impl Model {
         Ok(Model { step, ids, names, places, states, norm, max_norm, skip_nonfinite })
     }
 
-    /// Steps each parameter that has a gradient. Returns the decision about the step, if the options need a norm.
+    /// Steps each parameter that has a gradient. Returns the norm and the decision to clip or skip, or `None` if the
+    /// options need no norm.
     ///
     /// # Shapes
     /// One slice per parameter and one per gradient. A slice has as many elements as its parameter.
@@ -196,7 +197,7 @@ impl Model {
         Ok(Some(decision))
     }
 
-    /// Returns a parameter's number of updates, and the number that its optimizer carries from step to step.
+    /// Returns a parameter's step count, and the number that its optimizer carries from step to step, if any.
     pub(crate) fn count(&self, param: usize) -> Result<Count, Error> {
         let id = self.ids[param];
         Ok((self.step.step_count(id)?, self.step.carried(id)?))

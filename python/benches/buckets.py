@@ -1,12 +1,12 @@
-"""Times what follows the sum of one bucket: PyTorch's overlapped optimizer, its variants, and instep, in one process.
+"""Times the work after the sum of one bucket: PyTorch's overlapped optimizer, its variants, and instep, in one process.
 
     python python/benches/buckets.py [--rounds 31] [--threads 1] [--device cuda]
 
 The bucket has 25 MiB in 50 parameters, each in separate memory, as under DDP. All steps use the same memory for the
-bucket. Every round times each implementation once. An output line gives the median time and the median ratio to instep
-in the same round, with their ranges. After the first step, the parameters of all implementations are compared. The
-"copy" line is a plain memory copy of as many bytes as AdamW moves: 28 per element. Its ratio to instep is the share of
-copy bandwidth that instep reaches.
+bucket. Every round times each implementation once. An output line gives the median time, and the median ratio to
+instep's time in the same round, each with its range. After the first step, the parameters of all implementations are
+compared. The "copy" line is a plain memory copy of as many bytes as AdamW moves: 28 per element. The ratio in this line
+is the share of copy bandwidth that instep reaches.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python python/benches/functional.py [--rounds 31] [--elements 16777216] [--only adamw_ copy_ construction]
 
-Every round times each implementation once. Steps alternate between two sets of gradients, except those of
+Every round times each implementation once. Steps alternate between two sets of gradients, except the steps of
 functional.prepare. To increment the step counts, torch's fused call also calls `_foreach_add_`, as torch's optimizer
-does. The loop makes both calls for each tensor. copy_ is from float32 to bfloat16. Constructors are given one parameter
-at a time. A line gives two medians with their ranges: the time in microseconds, and its ratio to our first time in the
-same round. Above 1, ours is faster.
+does. The loop of torch._fused_adamw_ makes both calls for each tensor. All copies are from float32 to bfloat16.
+Constructors are given one parameter at a time. A line gives two medians with their ranges: the time in microseconds,
+and the ratio to the time of the case's first line, which is instep's, in the same round. Above 1, instep is faster.
 """
 
 import argparse

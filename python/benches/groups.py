@@ -1,8 +1,9 @@
-"""Times many small parameters in separate groups, where a step is mostly Python: FusedOptimizer and torch's AdamW.
+"""Times many small parameters in separate groups, where Python takes most of a step's time: FusedOptimizer and torch's
+AdamW.
 
     python python/benches/groups.py [--rounds 31] [--params 2000]
 
-Every round times each optimizer once. A line gives the median of the times with their range, in milliseconds.
+Every round times each optimizer once. A line gives the median time with its range, in milliseconds.
 """
 
 import argparse

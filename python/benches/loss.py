@@ -1,8 +1,9 @@
-"""Trains a small GPT in f32 and two low-precision formats, and compares losses with the spread of f32's seeds.
+"""Trains a small GPT in f32 and two low-precision formats, and compares losses with the spread of f32's losses over
+seeds.
 
 The GPT learns to predict the next byte of this repository's own text. A seed gives the same initial values and batches
 in every format. ``--svg`` draws the loss curves of this run as a picture like that in docs/optimizers.md. At full
-length the program fails if a format's mean loss is outside the range of f32's seeds.
+length, the program fails if a format's mean loss is outside the range of f32's losses.
 """
 
 from __future__ import annotations

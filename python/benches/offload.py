@@ -1,22 +1,22 @@
-"""Times the exposed part of an offloaded step during the work of a simulated GPU, with a clip and without.
+"""Times the exposed part of an offloaded step during the work of a simulated GPU, with and without a clip.
 
     python python/benches/offload.py [--rounds 11] [--layers 8] [--elements 2097152] [--device cuda] [--svg FILE] [--csv FILE]
 
-The simulated GPU sleeps instead of computing, so its work uses no core. Its copies run on the host between two buffers,
-while a real GPU has a copy engine. With `--device cuda`, a real GPU runs the work and the copies. Forward and backward
-together take 1, 2 and 4 times as long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients
-are copied to the host during backward, and the step and the uploads run after backward. Exposed time is the time of a
-training step minus the time of a training step without an optimizer in the same round.
+The simulated GPU sleeps instead of computing, so its work uses no core. The simulated GPU copies on the host between
+two buffers, while a real GPU has a copy engine. With `--device cuda`, a real GPU runs the work and the copies. Forward
+and backward together take 1, 2 and 4 times as long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy
+does: gradients are copied to the host during backward, and the step and the uploads run after backward. Exposed time is
+the time of a training step minus the time of a training step without an optimizer in the same round.
 
 With a clip, an optimizer step may begin only after the last gradient, so only a forward pass can hide the step.
 
 `--plan` names the command `instep`. The predictions of `instep plan --offload=torch` are compared with the measured
-passes. The plan gets speeds from the same passes: the medians of a pass without an optimizer, of a bucket's step and of
-its copies. A step and copies slow each other down when they overlap, so predicted times may be too short. The bytes
-must be equal.
+passes. The plan gets speeds from the same passes: the median times of a pass without an optimizer, of a bucket's step
+and of a bucket's copies. A step and copies slow each other down when they overlap, so predicted times may be too short.
+The bytes must be equal.
 
-With `--step-ms`, steps, norms and copies use small tensors and sleep for the given time. A busy machine then still
-shows what the order of work leaves exposed, but not the speed of the kernels.
+With `--step-ms`, steps, norms and copies use small tensors and sleep for the given time. On a busy machine, such a run
+still shows how much time the order of work exposes, but not the speed of the kernels.
 
     torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 

@@ -1,5 +1,5 @@
-"""Trains a model under DistributedDataParallel with its optimizer inside backward, and compares torch's optimizer after
-it.
+"""Trains a model under DistributedDataParallel with its optimizer inside backward, and compares the parameters with
+those of torch's optimizer after backward.
 
 torchrun --nproc-per-node 2 python/examples/ddp.py
 """

@@ -22,10 +22,11 @@ UNCORRECTED = 2.0**60
 
 
 class Op:
-    """Replaces the op that ``CPUAdamBuilder().load()`` returns. It has the same functions, with the same arguments.
+    """Replaces the op that ``CPUAdamBuilder().load()`` returns. This class has the same functions, with the same
+    arguments.
 
     Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
-    float32, bfloat16 or float16, and states float32 or bfloat16. This class does not implement other functions, such as
+    float32, bfloat16 or float16. States are float32 or bfloat16. This class does not implement other functions, such as
     those of ZenFlow. The first use of such a function makes DeepSpeed compile its own op, and creates all optimizers in
     that op as well.
     """
@@ -46,7 +47,7 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Makes an optimizer. Later steps use only ``adamw_mode`` of these arguments, because each step gets the
+        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``, because each step receives the
         numbers again.
         """
         self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode

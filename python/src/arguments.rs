@@ -1,6 +1,7 @@
 //! Reads addresses, factors and formats from Python's arguments.
 //!
-//! Formats have PyTorch's names if PyTorch has them. An unknown name is refused, and the error lists the known names.
+//! If PyTorch has a format, the format has PyTorch's name here. An unknown name is refused, and the error lists the
+//! known names.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -153,7 +154,7 @@ pub(crate) fn precision([param, grad, master, moments]: [&str; 4], seed: Option<
     })
 }
 
-/// Converts the name of what a step does to gradients: `keep`, `zero` or `average`.
+/// Converts the name of a step's action on the gradients: `keep`, `zero` or `average`.
 pub(crate) fn gradients(word: &str) -> PyResult<Gradients> {
     one_of(word, [("keep", Gradients::Keep), ("zero", Gradients::Zero), ("average", Gradients::Average)])
 }

@@ -30,7 +30,7 @@ pub(crate) enum Block {
 
 #[pymethods]
 impl Norm {
-    /// Builds the norm on the CPU, or on the GPU of this ordinal.
+    /// Builds the norm on the CPU, or on the GPU with this ordinal.
     #[new]
     fn new(gpu_ordinal: Option<u32>) -> PyResult<Norm> {
         let block = match gpu_ordinal {
@@ -57,8 +57,8 @@ impl Norm {
         .map_err(raised)
     }
 
-    /// Returns the address of the sum's limbs and the address of the largest magnitude. The caller may combine these
-    /// numbers over ranks. On a GPU, `stream` waits for the norm's last call.
+    /// Returns the address of the sum's limbs and the address of the largest magnitude. The caller may combine the
+    /// limbs and the magnitude over ranks. On a GPU, `stream` waits for the norm's last call.
     fn sum(&self, stream: usize) -> PyResult<(usize, usize)> {
         match &mut *self.lock()? {
             Block::Host(norm) => {

@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 /// Returns the keys and values of a dict, in order. If a value is a dict itself, its own keys and values follow it.
 ///
 /// # Errors
-/// Python's own error if there is no memory left.
+/// Returns Python's own error if memory is exhausted.
 #[pyfunction]
 pub(crate) fn objects_of<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
     let objects = PyList::empty(py);

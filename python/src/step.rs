@@ -27,14 +27,14 @@ use crate::optimizers::optimizer;
 pub(crate) struct Step {
     owner: Owner,
     ids: Vec<ParamId>,
-    /// For each parameter, where and how its count is shown to Python.
+    /// One entry for each parameter.
     shown: Vec<Shown>,
     /// The number of threads that are reading counts. A step waits for these threads. The wait takes microseconds.
     readers: AtomicUsize,
     inner: ManuallyDrop<Mutex<Engine>>,
 }
 
-/// Where and how a parameter's count is shown to Python.
+/// Where Python reads a parameter's count, and by how much the native count is larger.
 #[derive(Clone, Copy)]
 struct Shown {
     /// The parameter's row in the arena's vectors of counts and carried numbers.
@@ -186,7 +186,7 @@ impl Step {
     }
 
     /// Raises an error if the vectors at these addresses differ from the counts and carried numbers that the last step
-    /// on the CPU wrote. In that case, other code has written to the vectors without an increment of PyTorch's version
+    /// on the CPU wrote. In that case, other code has written to the vectors without incrementing PyTorch's version
     /// counter. The next step would ignore that write.
     fn refuse_written(&self, py: Python<'_>, counts: usize, carried: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;

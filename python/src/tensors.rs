@@ -1,8 +1,8 @@
 //! Reads the address, type, shape and strides of each tensor that Python passes.
 //!
-//! PyTorch 2.9 and later has a table of C functions. One of these functions describes a tensor by DLPack's struct. With
-//! older versions, the attributes of the Python object are read one by one. A call stores nothing about a tensor for
-//! later calls.
+//! PyTorch 2.9 and later versions have a table of C functions. One of these functions describes a tensor by DLPack's
+//! struct. With older versions, the attributes of the Python object are read one by one. A call stores nothing about a
+//! tensor for later calls.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;

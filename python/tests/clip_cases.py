@@ -34,7 +34,7 @@ class Apart(nn.Module):
 
 
 def model_of(world: int) -> Apart:
-    """Returns a layer for each group, with lengths that no number of ranks divides."""
+    """Returns a layer for each group, with lengths that cannot be divided evenly among the ranks."""
     torch.manual_seed(world)
     return Apart()
 
@@ -47,7 +47,9 @@ def groups_of(model: nn.Module, limits: Any = LIMITS) -> list[dict[str, Any]]:
 
 
 class OneEach:
-    """The reference has an ordinary optimizer for all groups that are clipped together, and one for each other group."""
+    """The reference has an ordinary optimizer for all groups that are clipped together, and a separate one for every
+    other group.
+    """
 
     def __init__(self, model: nn.Module, key: str, max_norm: Optional[float], **options: Any) -> None:
         together = [group for group in groups_of(model) if "max_norm" not in group]
@@ -74,7 +76,8 @@ def registered(kind: str, model: nn.Module, **options: Any) -> tuple[nn.Module, 
 
 
 def trained(rank: int, world: int, kind: str, max_norm: Optional[float]) -> None:
-    """The optimizer has the bits of one ordinary optimizer per clip, before and after a hyperparameter changes."""
+    """The optimizer gives the same bits as one ordinary optimizer per clip, before and after a hyperparameter changes.
+    """
     ours, stepped = registered(kind, model_of(world), max_norm=max_norm, lr=0.1)
     theirs = model_of(world)
     theirs = DistributedDataParallel(theirs) if kind == "ddp" else theirs if kind == "offload" else shard(theirs)

@@ -16,8 +16,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of a long list of cases, selects those that run in this turn. The marker gives the number of consecutive turns
-    that together run all cases.
+    """Selects the cases of a long list that run in this turn. The marker gives the number of consecutive turns that
+    together run all cases.
     """
     turn = os.environ.get("INSTEP_CI_TURN")
     if turn is None:
@@ -47,7 +47,7 @@ def groups():
 
 @pytest.fixture
 def one(groups):
-    """Returns a process that is a group by itself."""
+    """Returns a group of one process."""
     return groups(1)
 
 
@@ -115,8 +115,7 @@ def give_gradients(model: torch.nn.Module, other: torch.nn.Module, seed: int) ->
 
 
 def largest_difference(model: torch.nn.Module, other: torch.nn.Module) -> float:
-    """Returns the largest difference over all parameters, in units of the last place of the parameter's largest
-    value.
+    """Returns the largest difference over all parameters, in units in the last place of each parameter's largest value.
     """
     worst = 0.0
     for p, q in zip(model.parameters(), other.parameters()):

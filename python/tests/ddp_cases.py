@@ -1,5 +1,5 @@
-"""Every rank runs these cases, which compare DistributedDataParallel with our optimizer and with torch.optim, on the
-same batches.
+"""Every rank runs these cases. Each case trains under DistributedDataParallel with our optimizer and with torch.optim,
+on the same batches, and compares the results.
 
 After backward, the reference steps with the same gradients. In the reference, DDP divides gradients by the number of
 ranks. In our model, the step divides them.
@@ -40,7 +40,9 @@ def pair(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, Dis
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object) -> None:
-    """Asserts that parameters differ by few units of the last place of each parameter's largest value, or of 0.01."""
+    """Asserts that parameters differ by at most ``units`` units in the last place of their largest value (at least
+    0.01).
+    """
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         p, q = p.detach(), q.detach()
         allowed = units * torch.finfo(p.dtype).eps * max(p.abs().max().item(), 0.01)
@@ -124,7 +126,7 @@ def level(ours: nn.Module, theirs: nn.Module, stepped: Any, wanted: Any) -> None
 
 
 def subset(rank: int, world: int, chosen: str, view: bool) -> None:
-    """Our optimizer steps some parameters. DDP still averages the gradients of all others."""
+    """Our optimizer steps some parameters. DDP still averages the gradients of all other parameters."""
     ours, theirs = pair(make("gpt"), gradient_as_bucket_view=view)
     params = {"first": list(ours.parameters())[:1], "none": []}[chosen]
     stepped = register_ddp(ours, "sgd", params=params, lr=0.1)
@@ -184,8 +186,8 @@ def unused(rank: int, world: int, view: bool, in_backward: bool) -> None:
 
 
 def scaler(rank: int, world: int) -> None:
-    """An infinite gradient on one rank skips the step on all ranks, and the scale changes as torch's scaler changes
-    it.
+    """An infinite gradient on one rank skips the step on all ranks. The scale stays equal to the reference scaler's
+    scale.
     """
     ours, theirs = pair(make("gpt"))
     scalers = [torch.amp.GradScaler(torch.get_default_device().type, init_scale=64.0, growth_interval=2) for _ in range(2)]
@@ -274,7 +276,7 @@ def overlapped(rank: int, world: int) -> None:
 
 
 def resume(rank: int, world: int) -> None:
-    """A checkpoint of torch's optimizer resumes here, and a checkpoint of ours resumes in torch."""
+    """Our optimizer resumes from a checkpoint of torch's optimizer, and the reverse."""
     base = make("gpt")
     ours, theirs = pair(base)
     stepped = register_ddp(ours, "adamw", lr=1e-2)
@@ -297,7 +299,7 @@ def resume(rank: int, world: int) -> None:
 
 
 def ignored(rank: int, world: int, in_backward: bool) -> None:
-    """A parameter that DDP ignores is local to this rank; all others stay equal on all ranks."""
+    """A parameter that DDP ignores may differ between ranks; all other parameters stay equal."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
     with torch.no_grad():
@@ -320,7 +322,9 @@ def ignored(rank: int, world: int, in_backward: bool) -> None:
 
 
 def averages(rank: int, world: int) -> None:
-    """Gradients without an optimizer are the exact mean over ranks of whole numbers, for a hundred passes."""
+    """Gradients of parameters without an optimizer are whole numbers, and DDP gives their exact mean in a hundred
+    passes.
+    """
     model = nn.Linear(3, 2, bias=False)
     ours = DistributedDataParallel(model)
     register_ddp(ours, "sgd", params=[])
@@ -332,7 +336,7 @@ def averages(rank: int, world: int) -> None:
 
 
 def own_sum(rank: int, world: int) -> None:
-    """A user's hook sums the buckets instead of all_reduce."""
+    """A user's hook replaces all_reduce and sums the buckets."""
     ours, theirs = pair(make("gpt"))
     calls = []
 
@@ -351,7 +355,7 @@ def own_sum(rank: int, world: int) -> None:
 
 
 def mixed_types(rank: int, world: int) -> None:
-    """A model has layers of two types: DDP makes buckets per type, and one clip covers both."""
+    """A model has layers of two types: DDP makes buckets per type, and one clip covers both types."""
     base = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 64).to(torch.bfloat16), nn.Linear(64, 16))
     ours, theirs = pair(base)
     stepped = register_ddp(ours, "adamw", lr=1e-2, max_norm=0.5)
@@ -450,7 +454,7 @@ def overflow(rank: int, world: int, in_backward: bool) -> None:
 
 
 def changes(rank: int, world: int) -> None:
-    """Param groups are added later, and a state is loaded in the middle."""
+    """Param groups are added during the training, and later a state is loaded."""
     ours, theirs = pair(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     stepped = register_ddp(ours, "adamw", params=ours.module[1].parameters(), lr=0.1)
     wanted = torch.optim.AdamW(theirs.module[1].parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Every rank runs these mistakes: each error names its cause, and a later pass works."""
+"""Every rank makes these mistakes. Each error names its cause, and a later pass works."""
 
 import copy
 
@@ -40,7 +40,7 @@ def bad_gradient(rank: int, world: int) -> tuple[str, bool]:
 
 
 def error_on_one_rank(rank: int, world: int) -> str:
-    """A bad rate on one rank ends the sum of the other rank."""
+    """If one rank has an invalid learning rate, only that rank raises, and the other rank's all-reduce still ends."""
     (ours, _) = pair(nn.Linear(4, 4))
     stepped = register_ddp(ours, "sgd", lr=0.1)
     if rank == 1:
@@ -53,7 +53,7 @@ def error_on_one_rank(rank: int, world: int) -> str:
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> None:
-    """A scaler that the optimizer was not registered with is refused."""
+    """The optimizer was not registered with this scaler, so the scaler's step is refused."""
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     for param in optimizer.param_groups[0]["params"]:
@@ -81,7 +81,7 @@ def in_the_pass(rank: int, world: int) -> list[str]:
 
 
 def misuse(rank: int, world: int) -> None:
-    """Each wrong call is refused by name."""
+    """Each wrong call is refused with an error that names the mistake."""
     (ours, _) = pair(nn.Linear(4, 4))
     stepped = register_ddp(ours, "sgd", params=[ours.module.weight])
     for wrong, error, text in [

@@ -39,7 +39,7 @@ class Two(nn.Module):
 
 
 def entered(entry: str, net: nn.Module, key: str, options: dict[str, Any]) -> tuple[nn.Module, list[Any]]:
-    """Returns a model whose parameters are stepped by one of the entries, and its optimizers."""
+    """Returns a model, and the optimizers that one of the entry points makes for it."""
     if entry == "after":
         return net, [FusedOptimizer(net.parameters(), key, **options)]
     if entry == "ddp":
@@ -93,7 +93,7 @@ class Side:
 
 
 def sides(entry: str, key: str, options: dict[str, Any]) -> tuple[Side, Side]:
-    """Returns our side, stepped by an entry, and torch's side."""
+    """Returns our side, which uses this entry point, and torch's side."""
     return Side(entry, key, options), Side("torch", key, options, entry == "fsdp1")
 
 

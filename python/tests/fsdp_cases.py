@@ -1,5 +1,5 @@
-"""Every rank runs these cases, which compare FSDP with our optimizer inside backward and FSDP with torch.optim after
-backward, on the same batches.
+"""Every rank runs these cases. Each case trains two FSDP models on the same batches, and compares them: one steps with
+our optimizer inside backward, the other with torch.optim after backward.
 """
 
 import contextlib
@@ -69,7 +69,8 @@ def wrap(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object) -> None:
-    """Asserts that shards differ by few units of the last place of each shard's largest value, or of 0.01."""
+    """Asserts that shards differ by at most ``units`` units in the last place of their largest value (at least 0.01).
+    """
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         p, q = shard_of(p), shard_of(q)
         if p.numel():
@@ -98,7 +99,7 @@ def level(ours: nn.Module, theirs: nn.Module, stepped: Any, wanted: Any) -> None
 
 
 def clip(model: nn.Module, max_norm: float) -> float:
-    """Clips gradients as PyTorch does for the wrapper."""
+    """Clips gradients with PyTorch's own function for the wrapper."""
     if isinstance(model, FullyShardedDataParallel):
         return model.clip_grad_norm_(max_norm).item()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -189,8 +190,8 @@ def unused(rank: int, world: int) -> None:
 
 
 def scaler(rank: int, world: int) -> None:
-    """An infinite gradient on one rank skips the step on all ranks, and the scale changes as torch's scaler changes
-    it.
+    """An infinite gradient on one rank skips the step on all ranks. The scale stays equal to the reference scaler's
+    scale.
     """
     base = make("gpt")
     ours, theirs = shard(copy.deepcopy(base)), shard(copy.deepcopy(base))
@@ -278,7 +279,9 @@ def resume(rank: int, world: int) -> None:
 
 
 def masters(rank: int, world: int) -> None:
-    """bfloat16 shards with f32 masters step as rounded f32 shards, and their states are sharded in the same way."""
+    """Masters of bfloat16 shards train like f32 shards. The shards are the rounded masters, and both have the same
+    placements.
+    """
     base = make("gpt", torch.bfloat16)
     ours, theirs = shard(copy.deepcopy(base)), shard(base.float())
     stepped = register_fsdp(ours, "adamw", lr=1e-2, master="float32", states="float32")
@@ -348,7 +351,7 @@ def ordinary(rank: int, world: int, max_norm: Optional[float]) -> None:
 
 
 def empty_rank(rank: int, world: int, wrapper: str) -> None:
-    """A rank that holds no part of the trained parameters decides with the others."""
+    """A rank without any part of the trained parameters takes part in the other ranks' decision."""
     base = nn.Sequential(nn.Linear(1, 1, bias=False))
     ours, theirs = ((fully_shard if wrapper == "fsdp2" else wrap)(copy.deepcopy(base)) for _ in range(2))
     stepped = register_fsdp(ours, "sgd", lr=0.1, max_norm=0.01)
@@ -364,7 +367,7 @@ def empty_rank(rank: int, world: int, wrapper: str) -> None:
 
 
 def subset(rank: int, world: int) -> None:
-    """Our optimizer steps some parameters. FSDP still reduces the gradients of all others."""
+    """Our optimizer steps some parameters. FSDP still reduces the gradients of all other parameters."""
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     register_fsdp(ours, "sgd", params=list(ours.parameters())[:1], lr=0.1)
     before = [shard_of(p).clone() for p in ours.parameters()]
@@ -378,7 +381,9 @@ def subset(rank: int, world: int) -> None:
 
 
 def overlapped(rank: int, world: int) -> None:
-    """A registered optimizer steps FSDP's shards, for which PyTorch raises NotImplementedError."""
+    """A registered optimizer steps FSDP's shards. PyTorch's own registered optimizer raises NotImplementedError for
+    shards.
+    """
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     as_overlapped_optim(torch.optim.AdamW, None, 1e-2, weight_decay=0.1).register_fsdp(ours)
     wanted = torch.optim.AdamW(theirs.parameters(), 1e-2, weight_decay=0.1)
@@ -408,7 +413,7 @@ def copied(rank: int, world: int) -> None:
 
 
 def misuse(rank: int, world: int) -> None:
-    """Each mistake is refused by name."""
+    """Each mistake is refused with an error that names it."""
 
     def refused(error: type, text: str, call: Any, *given: Any, **options: Any) -> None:
         try:

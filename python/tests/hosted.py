@@ -1,8 +1,9 @@
-"""A device of PyTorch's own, "hosted" (PrivateUse1), whose memory is the host's: `register` adds it once per process.
+"""Adds a device named "hosted" (PrivateUse1) to PyTorch. The device's memory is host memory. Call `register` once per
+process.
 
-DLPack makes each tensor of the device from a host tensor with the same bytes. For each operation, DLPack makes a host
-tensor from it again. PyTorch does not know that the memory is shared: it refuses to mix the two devices, copies tensors
-between them, and runs backward on a thread for the device, as for a GPU.
+DLPack converts a host tensor to a tensor of the device over the same bytes. For each operation, DLPack converts the
+operands back to host tensors. PyTorch does not know that the memory is shared: it refuses to mix the two devices,
+copies tensors between them, and runs backward on a thread for the device, as for a GPU.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ def is_hosted(one: Any) -> bool:
 
 
 def over_the_same_bytes(tensor: Tensor, device: int) -> Tensor:
-    """Returns the tensor as a tensor of the other device."""
+    """Returns a tensor of this device over the same bytes."""
     capsule = torch._C._to_dlpack(tensor.detach())
     field = ctypes.cast(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32))
     field[0] = device
@@ -49,8 +50,8 @@ def inward(one: Any) -> Any:
 
 
 def on_the_host(operation: Any, *given: Any, **named: Any) -> Any:
-    """Runs an operation on host tensors with the same bytes. If the operation writes a tensor in place, the result is
-    the same object.
+    """Runs an operation on host tensors with the same bytes. If the operation writes an operand in place, the result is
+    this operand.
     """
     known: dict[int, tuple[Tensor, Tensor]] = {}
 

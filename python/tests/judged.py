@@ -1,4 +1,4 @@
-"""Judges every step that an AdamW makes in another library's trainer, against torch's AdamW and a derived bound.
+"""Compares every step of an AdamW in another library's trainer with torch's AdamW, within a derived bound.
 
 Before each step, a hook copies parameters and states. After the step, ``torch.optim.AdamW`` steps the copies with the
 same gradients, and AdamW in f64 gives the exact values. Both f32 results must be within the bound of the exact values,
@@ -68,7 +68,7 @@ class Verdict:
         """The largest error on each side, as a share of its bound, and where it was."""
 
     def compare(self, side: str, name: str, got: Tensor, wanted: Tensor, bound: Tensor) -> None:
-        """Records the error of one tensor of one side."""
+        """Records the error of one tensor of one of the two optimizers."""
         error = (got.detach().double() - wanted).abs()
         share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=torch.inf)
         largest = share.max().item() if share.numel() else 0.0

@@ -1,4 +1,5 @@
-"""Every rank runs these trainings in 8 bits and with stochastic rounding, whose bits must not depend on the mesh.
+"""Every rank runs these trainings with 8-bit states and stochastic rounding. The resulting bits must not depend on the
+mesh.
 
 Only rank 0 has gradients, and sums are not divided, so sums are exact at any number of ranks.
 """
@@ -105,7 +106,9 @@ def trained(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = Fa
 
 
 class Beside(nn.ModuleList):
-    """Layers beside each other. The output's derivative by each parameter is one product, which is exact on any mesh."""
+    """Layers beside each other. The output's derivative with respect to an element is one product, which is exact on
+    any mesh.
+    """
 
     def forward(self, given: list[tuple[Tensor, Tensor]]) -> Tensor:
         return sum((layer(x) * factors).sum() for layer, (x, factors) in zip(self, given))
@@ -114,7 +117,7 @@ class Beside(nn.ModuleList):
 def on_two_dimensions(style: Any, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """Returns layers under tensor parallelism and FSDP2, and their mesh of 2 x 2 ranks or of one rank.
 
-    The rows of most layers cannot be divided by four, and one rank has no row of the last layer.
+    The number of rows of most layers is not a multiple of four, and one rank has no row of the last layer.
     """
     side = 2 if dist.get_world_size() == 4 else 1
     mesh = init_device_mesh("cpu", (side, side), mesh_dim_names=("dp", "tp"))
@@ -142,8 +145,8 @@ def trained_by_rows(rank: int, world: int, key: str, dtype: torch.dtype, **forma
 
 
 def refused_cuts(rank: int, world: int) -> None:
-    """Shardings that would change the bits are refused by name: columns with 8-bit states, and rows that are not
-    consecutive with stochastic rounding.
+    """Shardings that would change the bits are refused, and the error names the sharding: parts of rows with 8-bit
+    states, and non-consecutive rows with stochastic rounding.
     """
 
     def refusal(make: Any) -> str:
@@ -203,8 +206,8 @@ def resumed(rank: int, world: int, key: str, dtype: torch.dtype, first: int, las
 
 
 def other_blocks(rank: int, world: int) -> None:
-    """Saved states of parameters that were not sharded are loaded into sharded ones. If rows are multiples of a block,
-    training continues with the same bits. Otherwise the scales are refused by name.
+    """Saved states of parameters that were not sharded are loaded into sharded parameters. If rows are multiples of a
+    block, training continues with the same bits. Otherwise the scales are refused with an error that names them.
     """
     mesh = init_device_mesh("cpu", (world,))
     for row, fits in ((256, True), (300, False)):

@@ -211,7 +211,7 @@ def wrong_on_one_rank(rank: int, world: int, wrapper: str, max_norm: Optional[fl
 
 
 def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
-    """If a loop accumulates gradients although every backward steps, there is one warning."""
+    """If a loop accumulates gradients although every backward pass makes a step, there is one warning."""
     model, stepped = registered(wrapper)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -225,8 +225,8 @@ def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
 
 
 def zeros_kept(rank: int, world: int, wrapper: str) -> None:
-    """Gradients that are zero need not be cleared, because a backward that adds to zeros does not accumulate. A pass
-    without sync does not accumulate either.
+    """Gradients that are zero need not be cleared, because a backward that adds to zeros does not accumulate. Passes
+    without gradient synchronisation also cause no warning.
     """
     model, stepped = registered(wrapper, foreach=True)  # So that torch zeroes a list, and counts no versions of DTensors.
     with warnings.catch_warnings():
@@ -464,7 +464,8 @@ def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> 
 
 
 class WithOwn(nn.Module):
-    """Has a parameter of its own, like a class token, and a parameter of the same shape in a child module."""
+    """A module that has its own parameter, like a class token, and a child module with a parameter of the same shape.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -548,7 +549,7 @@ def moved_shards(rank: int, world: int) -> None:
 
 
 def unfrozen(rank: int, world: int, wrapper: str) -> None:
-    """A parameter whose requires_grad changes after wrapping is refused by its name."""
+    """If requires_grad changes after wrapping, the parameter is refused, and the error names it."""
     model = net()
     model[0].weight.requires_grad_(False)
     if wrapper != "fsdp1":  # FSDP1 takes no frozen parameter beside others.
@@ -582,7 +583,7 @@ def copied(rank: int, world: int) -> None:
 
 
 def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
-    """Returns two layers that are sharded over the second dimension of a mesh, then by FSDP over the first dimension."""
+    """Shards two layers over the second dimension of a mesh, and then over the first dimension by FSDP."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -590,7 +591,7 @@ def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 class Spread(nn.Module):
-    """Has a weight that is sharded over a mesh. The weight's gradient is the input."""
+    """A module with a weight that is sharded over a mesh. The weight's gradient is the input."""
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ def in_ddp(
     late: float = 0.005,
     **options: Any,
 ) -> None:
-    """Trains with DDP, whose buckets are copied to the host after their sum."""
+    """Trains with DDP. Buckets are copied to the host after their all-reduce."""
     torch.manual_seed(2)
     base = Branches() if unused else make(model, dtype)
     wrapping = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused, **(wrapping or {})}
@@ -191,7 +191,7 @@ def load(rank: int, world: int, folder: str) -> list[Tensor]:
 
 
 def failing(rank: int, world: int) -> None:
-    """If a step fails on one rank, that rank raises an error, and no other rank waits for it for ever."""
+    """If a step fails on one rank, that rank raises an error, and no other rank waits for it forever."""
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     loss_of(model, torch.randint(256, (2, 25))).backward()
@@ -291,8 +291,8 @@ def held(
 
 
 class Late:
-    """Imitates FSDP's event after a copy that has not ended when FSDP calls the hook. The gradient is NaN until a wait
-    for the event.
+    """Imitates FSDP's event after a copy, for a copy that is still running when FSDP calls the hook. The gradient is
+    NaN until a thread has waited for the event.
     """
 
     def __init__(self, grad: Tensor) -> None:
@@ -341,7 +341,7 @@ def copied_late(rank: int, world: int, beside: Optional[int]) -> None:
 
 
 def end(ours: nn.Module, stepped: Any) -> None:
-    """After `close`, backward raises, and everything else still returns."""
+    """After `close`, backward raises, and all other calls still work."""
 
     class Closing(torch.autograd.Function):
         @staticmethod
@@ -409,8 +409,8 @@ def step_beside(
     given: dict[str, list[Tensor]],
     loss: Callable[[], Tensor],
 ) -> None:
-    """Trains, and steps reference copies of the parameters with the same gradients. Parameters must have the bits of
-    the copies in forward passes and after steps.
+    """Trains, and steps reference copies of the parameters with the same gradients. In forward passes and after steps,
+    the parameters must have the same bits as the copies.
     """
     reads = note_reads(model)
     for step in range(6):
@@ -430,7 +430,9 @@ def step_beside(
 
 
 def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    """The parameters of a plain module have the bits of steps on the host with the same gradients."""
+    """The parameters of a plain module have the same bits as copies that are stepped on the host with the same
+    gradients.
+    """
     model = make("gpt", dtype)
     formats = {name: options.pop(name) for name in ("states", "master") if name in options}
     given: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_parameters()}
@@ -445,7 +447,9 @@ def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **optio
 
 
 def fsdp_on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    """Shards that FSDP offloads, page-locked on a GPU, have the bits of steps after backward with the same gradients."""
+    """Shards that FSDP offloads have the same bits as copies that are stepped after backward with the same gradients.
+    With a GPU, the shards are page-locked.
+    """
     base = make("gpt", dtype)
     kind = next(base.parameters()).device.type
     policy = CPUOffloadPolicy(pin_memory=kind == "cuda")
@@ -475,7 +479,9 @@ def fsdp_on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **
 
 
 def on_hosted(rank: int, world: int, **options: Any) -> None:
-    """`on_device` works on a device of PyTorch's own, whose backward runs on another thread than the trainer."""
+    """`on_device` also works on the device "hosted", for which PyTorch runs backward on a thread other than the
+    trainer's.
+    """
     hosted.register()
     with torch.device("hosted"):
         threads: set[int] = set()

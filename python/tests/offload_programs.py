@@ -24,8 +24,8 @@ Record = list[tuple[str, Any]]
 
 
 class Strays(nn.Module):
-    """A model with attention that reads its output's weight without calling that module, a branch, a transposed
-    weight and a scalar.
+    """A model with branches, a transposed weight, a scalar, and attention that reads its output projection's weight
+    without calling the projection.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def build(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 class Program:
-    """The choices that a seed draws."""
+    """The choices that a seed determines."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)

@@ -67,7 +67,7 @@ def saved(rank: int, world: int, **options: Any) -> None:
 
 
 def alone(rank: int, world: int) -> None:
-    """Optimizers inside backward step without DDP."""
+    """Optimizers that run inside backward also work without DDP."""
     ours = make("gpt")
     theirs = copy.deepcopy(ours)
     apply_optimizer_in_backward("sgd", ours.parameters(), {"lr": 1e-2, "momentum": 0.9})

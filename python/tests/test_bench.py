@@ -73,7 +73,7 @@ def test_missing_peers_are_named_in_the_head_and_progress_is_on_stderr(written):
     assert all(f"{peer} not installed" in head for peer in PEERS)
     assert f"torch {torch.__version__}" in head and "quick" in head
     assert written.out.count("; 2 rounds") == len(CASES)
-    stages = len(CASES) * (len(CANDIDATES) + 1)
+    stages = 2 * len(CASES) * (len(CANDIDATES) + 1)
     assert written.err.splitlines()[-1].startswith(f"{stages} of {stages}: ")
 
 

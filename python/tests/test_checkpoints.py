@@ -36,7 +36,7 @@ def stepped_after_backward() -> tuple[nn.Module, Any]:
 
 
 def stepped_by_ddp() -> tuple[nn.Module, Any]:
-    """Returns an optimizer in DDP's hook."""
+    """Returns a model, and an optimizer that runs in DDP's hook."""
     model = DistributedDataParallel(two_layers())
     return model, register_ddp(model, "adamw", **OPTIONS)
 

@@ -1,5 +1,5 @@
-"""Param groups clip together, alone or not at all, with the bits of one ordinary optimizer per clip. The tests take
-20 s.
+"""Param groups are clipped together, alone or not at all. The results have the same bits as with one ordinary optimizer
+per clip. The tests take 20 s.
 """
 
 import copy

@@ -1,4 +1,6 @@
-"""DistributedDataParallel on real processes: our optimizer inside backward against torch.optim after it."""
+"""Compares our optimizer inside backward with torch.optim after backward, under DistributedDataParallel on real
+processes.
+"""
 
 import pytest
 import torch

@@ -260,7 +260,8 @@ AFTERS = {
 def test_zero_offload_trains_to_the_same_parameters_without_a_compiler(kind, tmp_path):
     """The reference run uses torch's AdamW under ZeRO-Offload, because DeepSpeed's own op needs a compiler.
 
-    Every step on the f32 masters is judged within a derived bound. The tolerance between the two whole runs is chosen.
+    Every step on the f32 masters is judged within a derived bound. The tolerance between the two complete runs is
+    chosen, not derived.
     """
     text = TRAINING.replace("AFTER", AFTERS[kind].strip())
     with socket.socket() as probe:

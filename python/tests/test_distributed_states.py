@@ -1,5 +1,5 @@
-"""FusedOptimizer inside ZeRO, local SGD, and distributed checkpoints of other world sizes, beside torch's optimizer.
-The tests take 25 s.
+"""Compares FusedOptimizer with torch's optimizer under ZeRO and local SGD, and after loading checkpoints of other world
+sizes. The tests take 25 s.
 """
 
 import pytest

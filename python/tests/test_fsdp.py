@@ -1,4 +1,4 @@
-"""FSDP on real processes: our optimizer inside backward against torch.optim after it."""
+"""Compares our optimizer inside backward with torch.optim after backward, under FSDP on real processes."""
 
 import pytest
 import torch

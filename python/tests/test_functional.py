@@ -433,7 +433,9 @@ WORDS = [torch.float32, torch.bfloat16]
 
 
 def odd(dtype, seed):
-    """Returns values of every kind: halves between two bfloat16, infinities, NaN, zeros of both signs, the smallest."""
+    """Returns values of every kind: midpoints between two bfloat16 values, infinities, NaN, both zeros, the smallest
+    value.
+    """
     torch.manual_seed(seed)
     bits = torch.randint(-(2**31), 2**31, (40_000,), dtype=torch.int32)
     kinds = torch.tensor([0, -(2**31), 0x7F800000, 0x7FC00001, 0x7F800001, 1, 0x7F7FFFFF, 0x3F808000, 0x3F818000])

@@ -1,4 +1,4 @@
-"""Optimizers in backward without DDP, against PyTorch's function and against ordinary optimizers."""
+"""Compares optimizers in backward, without DDP, with PyTorch's function and with ordinary optimizers."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Where states lie in memory, and what a step checks when nothing has changed."""
+"""Tests where states are placed in memory, and what a step checks when nothing has changed."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ from instep.torch._threads import openmp
 
 
 def stepped(length: int) -> tuple[torch.Tensor, FusedOptimizer]:
-    """Returns a parameter of that length after one step."""
+    """Returns a parameter of this length after one step, and its optimizer."""
     param = torch.nn.Parameter(torch.ones(length))
     optimizer = FusedOptimizer([param], "adamw")
     param.grad = torch.ones(length)

@@ -1,4 +1,4 @@
-"""States of 8 bits and stochastic rounding have the same bits on any mesh of ranks."""
+"""Training with 8-bit states and stochastic rounding gives the same bits on any mesh of ranks."""
 
 import pytest
 import torch

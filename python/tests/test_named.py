@@ -189,7 +189,7 @@ def test_other_options_of_bitsandbytes_are_refused_by_name(option):
 
 
 def test_arguments_of_8_bits_come_in_the_order_of_bitsandbytes():
-    """Tests the order of bitsandbytes 0.50. Earlier versions had two more options before the last option."""
+    """The order is that of bitsandbytes 0.50. Earlier versions had two more options before the last option."""
     optimizer = AdamW8bit(params(1), 0.5, (0.8, 0.9), 1e-6, 0.25, False, 32, None, 100, False)
     [group] = optimizer.param_groups
     assert [group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")] == [0.5, (0.8, 0.9), 1e-6, 0.25, False]
@@ -298,8 +298,8 @@ GIVEN = {
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("key", ["adamw", "sgd", "lion"])
 def test_a_constructor_leaves_and_refuses_what_torchs_own_code_does(key, given, monkeypatch):
-    """The first group of plain parameters bypasses torch's add_param_group. The second construction of this test does
-    not bypass it.
+    """A constructor bypasses torch's add_param_group for a first group of plain parameters. The second construction of
+    this test calls add_param_group.
     """
 
     def made(*_):

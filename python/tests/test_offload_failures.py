@@ -1,5 +1,5 @@
-"""Random loops in which backward raises, sums are dropped and parameters change have the same bits as ordinary
-training.
+"""Tests random loops in which backward raises, sums are dropped and parameters change. Their bits equal those of
+ordinary training.
 """
 
 import contextlib

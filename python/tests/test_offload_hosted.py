@@ -1,4 +1,6 @@
-"""A model on a device of PyTorch's own is offloaded with the bits of steps on the host. The tests need no GPU."""
+"""A model on the device of `hosted.py` is offloaded. Its parameters have the same bits as after steps on the host. The
+tests need no GPU.
+"""
 
 import pytest
 import torch

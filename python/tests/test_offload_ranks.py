@@ -1,4 +1,4 @@
-"""Offloaded training on real processes: FSDP2's shards and DDP's buckets, with the bits of a step after backward."""
+"""Tests offloaded training with FSDP2 and DDP on real processes. The bits equal those of steps after backward."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FusedOptimizer against torch.optim: it makes the same updates and behaves the same as an optimizer."""
+"""Compares FusedOptimizer with torch.optim: both make the same updates and behave in the same way."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""``optimizer.state`` is current when a user reads it, and steps use what a user puts or writes there."""
+"""``optimizer.state`` is current when a user reads it, and steps use the values that a user writes to it."""
 
 import collections
 import copy

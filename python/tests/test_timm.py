@@ -20,12 +20,12 @@ HYPER = {"lr": 2e-3, "weight_decay": 0.05}
 
 
 def by_name(net: torch.nn.Module, name: str, **options) -> torch.optim.Optimizer:
-    """Makes an optimizer by a name that timm's ``--opt`` accepts."""
+    """Makes the optimizer with this name, which timm's ``--opt`` accepts."""
     return optim.create_optimizer_v2(net, opt=name, **HYPER, **options)
 
 
 def registered(net: torch.nn.Module, **options) -> torch.optim.Optimizer:
-    """Makes our optimizer by a name that one line adds to timm's registry."""
+    """Adds our optimizer to timm's registry in one line, and makes it by its name."""
     if "instepadamw" not in optim.list_optimizers():
         factory.default_registry.register(optim.OptimInfo("instepadamw", instep.torch.AdamW, has_betas=True))
     return by_name(net, "instepadamw", **options)

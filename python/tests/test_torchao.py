@@ -1,5 +1,5 @@
-"""The contract of torchao's ``CPUOffloadOptimizer``: it makes one optimizer of a given class for each parameter. Every step
-is judged against torch's AdamW within a derived bound.
+"""Tests our optimizers inside torchao's ``CPUOffloadOptimizer``, which makes one optimizer of a given class for each
+parameter. Every step is judged against torch's AdamW within a derived bound.
 
 torchao 0.18 accepts only cuda and xpu. If torchao is installed, its own code runs here, with the host as a device of
 type cuda. ``OnePerParameter`` needs no torchao, and uses the given class in the same way.
@@ -20,7 +20,7 @@ HYPER = {"lr": 1e-3, "weight_decay": 0.1}
 
 
 class OnePerParameter(torch.optim.Optimizer):
-    """Keeps a copy of each large parameter on the host, with an optimizer of its own that steps the copy.
+    """Keeps a copy of each large parameter on the host. A separate optimizer steps each copy.
 
     Each group that an optimizer gets has a single tensor, not a list, as ``params``. The tensor is no ``nn.Parameter``,
     has ``requires_grad=False``, and its ``grad`` is set once and then overwritten in place. Small parameters are not

@@ -1,5 +1,5 @@
-"""``torch.testing._internal.distributed.distributed_test``: its tests of overlapped optimizers, run on ours. The
-tests take 28 s.
+"""Runs the tests of overlapped optimizers in ``torch.testing._internal.distributed.distributed_test`` with our
+optimizers. The tests take 28 s.
 """
 
 import pytest

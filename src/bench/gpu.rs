@@ -153,7 +153,7 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the range is not inside `memory`, or if its elements do not have `bytes.len()` bytes in total.
+    /// Panics if the range is not inside `memory`, or if its elements do not have `bytes.len()` bytes in total.
     pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
@@ -168,7 +168,7 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If the range is not inside `memory`, or if its elements do not have `into.len()` bytes in total.
+    /// Panics if the range is not inside `memory`, or if its elements do not have `into.len()` bytes in total.
     pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
@@ -246,7 +246,8 @@ impl GpuLauncher {
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
 
-    /// Allocates two buffers for the copies and two for the plug. `bytes` has the size of a buffer of each pair.
+    /// Allocates two buffers for the copies and two for the plug. `bytes` has the size of one copy buffer and the size
+    /// of one plug buffer.
     fn prepare(&mut self, bytes: [u64; 2]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;

@@ -90,7 +90,7 @@ impl Launcher {
     /// Returns the elements of `memory` in all buckets, padding included.
     ///
     /// # Panics
-    /// If the optimizer does not have this state, or if `memory` has no elements, or has elements other than f32.
+    /// Panics if the optimizer does not have this state, or if `memory` has no elements or elements other than f32.
     pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
         assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");
@@ -103,7 +103,7 @@ impl Launcher {
     /// Returns the bytes of `memory` in one bucket, padding included.
     ///
     /// # Panics
-    /// If the optimizer does not have this state, or if `memory` has no elements.
+    /// Panics if the optimizer does not have this state, or if `memory` has no elements.
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
@@ -116,7 +116,7 @@ impl Launcher {
     /// element's index in the arena.
     ///
     /// # Errors
-    /// `Config` for any other kind of tensor, because it does not have the element type of parameters or gradients.
+    /// Returns `Config` for any other kind of tensor, because this call supports only parameters and gradients.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
         let precision = self.precision();
         let (dtype, master) = match memory {
@@ -193,7 +193,7 @@ impl Launcher {
     /// is started once for all rounds, so during the rounds a thread waits only for memory.
     ///
     /// # Errors
-    /// `Config` unless parameters, gradients and states are all f32, because the loop reads and writes only f32.
+    /// Returns `Config` if parameters, gradients or states are not f32, because the loop reads and writes only f32.
     pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize, prefetches: bool) -> Result<()> {
         let precision = self.precision();
         let is_f32 =

@@ -22,7 +22,7 @@ use crate::stepper::Pass;
 
 /// The number of thread blocks of the all-reduce. NCCL uses the same number of thread blocks inside one machine.
 const REDUCE_BLOCKS: u32 = 24;
-/// The number of threads in a thread block of the all-reduce, the same as in NCCL. Each block also uses so many
+/// The number of threads in a thread block of the all-reduce. NCCL uses the same number. Each block also uses so many
 /// registers that no block of a step fits on the same multiprocessor. `scripts/bench-kernels.sh` checks the registers.
 const REDUCE_THREADS: u32 = 640;
 /// The width and height of the part of a matrix product that one thread block computes.
@@ -286,7 +286,7 @@ impl Load {
 
 impl PacedReduce {
     /// # Safety
-    /// `buffer` has `bytes` bytes, and is at most as long as all gradients. Work on the stream may access the buffer.
+    /// `buffer` has `bytes` bytes, and `bytes` is at most `scratch_bytes`. Work on the stream may access the buffer.
     unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
         let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };

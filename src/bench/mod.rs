@@ -82,7 +82,7 @@ impl Distant {
         Ok(Distant { kernels: Kernels::load(isa)?, arena, starts })
     }
 
-    /// Moves the bytes of a step with two states, and changes no value.
+    /// Moves as many bytes as a step with two states, but changes no value.
     pub fn stream(&mut self) {
         let ranges = self.starts.map(|start| start..start + Distant::ELEMENTS);
         if let Ok(mut arrays) = self.arena.f32s().get_disjoint_mut(ranges) {

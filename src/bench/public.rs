@@ -1,8 +1,9 @@
 //! Wraps objects of the public interface. The objects use the bench's own memory and streams.
 //!
-//! [`Alone`] steps the same memory either through a bucket step, or by the kernel without a bucket step. The difference
-//! in time is the cost of the bucket step. With [`Moving`], a bench measures the cost of `Stepper::rebind`. The tensors
-//! of [`Moving`] are never stepped. [`Trainer::stepper`] builds a stepper on the trainer's stream.
+//! [`Alone`] steps the same memory in two ways: through a bucket step, and with the kernel alone. The difference
+//! between the two times is the cost of the bucket step. With [`Moving`], a bench measures the cost of
+//! `Stepper::rebind`. The tensors of [`Moving`] are never stepped. [`Trainer::stepper`] builds a stepper on the
+//! trainer's stream.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,7 +25,7 @@ use crate::op::{Memory, Span};
 use crate::optim::AdamW;
 use crate::stepper::{Borrowed, Stepper, StepperBuilder};
 
-/// One f32 bucket with AdamW. A bench steps the bucket with the kernel alone or through a [`BucketStep`].
+/// One f32 bucket with AdamW. A bench steps the bucket either with the kernel alone or through a [`BucketStep`].
 pub struct Alone {
     step: BucketStep,
     scaling: Scaling,
@@ -75,7 +76,7 @@ impl Alone {
         Ok(Alone { step, scaling, kernels, launches, addresses, _memories: memories })
     }
 
-    /// Steps the bucket by the kernel alone.
+    /// Steps the bucket with the kernel alone.
     pub fn run_kernel(&mut self) {
         for (args, tiles) in &self.launches {
             // SAFETY: the arguments are of this bucket, and only `&mut self` reaches the bucket's memory.

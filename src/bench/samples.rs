@@ -2,7 +2,7 @@
 //! times. This file also has the trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
-//! time is measured. For each launch of the sample, the plug has one copy of as many bytes as the L2 cache has. If the
+//! time is measured. For each launch of the sample, the plug contains one copy that is as large as the L2 cache. If the
 //! plug was too short, the sample is marked as `starved`. Only the measured work may be between a sample's two events.
 //! The trainer's stream is never destroyed, so it outlives every stepper.
 
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::op::{Action, Phase};
 
-/// The most launches that the warm-up queues at a time.
+/// The largest number of launches that the warm-up queues at a time.
 const WARM_UP_LAUNCHES: usize = 256;
 /// The largest number of `Begin` ops that a sample queues. The host may be 8 passes ahead of the GPU, and one of the
 /// `Begin` ops is not timed.
@@ -52,16 +52,16 @@ pub struct Sample {
 }
 
 impl GpuLauncher {
-    /// Runs `work` once for each bucket, and measures the time of these runs together. An earlier run on the last
-    /// bucket is not measured. If `work` is a step, a norm or a decision, the op `Begin` of a pass also runs first and
-    /// is not measured.
+    /// Runs `work` once for each bucket, and measures the time of these runs together. Before the measurement, `work`
+    /// runs once on the last bucket. If `work` is a step, a norm or a decision, the op `Begin` of a pass also runs
+    /// before the measurement.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the kernel
-    /// of `SmCopy` was not loaded.
+    /// Panics if a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the
+    /// kernel of `SmCopy` was not loaded.
     pub fn time(&mut self, work: Work, buckets: &[u32]) -> Result<Sample> {
         if matches!(work, Work::Step | Work::Norm | Work::Decide) {
             self.submit(Action::Control(Phase::Begin));
@@ -87,8 +87,8 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// If a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the kernel
-    /// of `SmCopy` was not loaded.
+    /// Panics if a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the
+    /// kernel of `SmCopy` was not loaded.
     pub fn warm_up(&mut self, work: Work, buckets: &[u32], duration: Duration) -> Result<f64> {
         let (began, goal_ns) = (Instant::now(), duration.as_nanos() as f64);
         let (mut device_ns, mut launches) = (0.0, 1);

@@ -14,7 +14,7 @@ use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, 
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
-/// The largest number of elements of a bucket. An f32 bucket of this length has 4 TiB.
+/// The largest number of elements in a bucket. An f32 bucket of this length occupies 4 TiB.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
 /// Options of a [`BucketStep`](super::BucketStep).
@@ -101,8 +101,8 @@ impl BucketStepBuilder {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
 
-    /// Gives a group of the layout a separate optimizer. Optimizers of the same kind, such as two [`Sgd`](crate::Sgd)s,
-    /// share a launch. If a group gets a separate optimizer twice, the build returns an error.
+    /// Sets a separate optimizer for a group of the layout. Optimizers of the same kind, such as two
+    /// [`Sgd`](crate::Sgd)s, share a launch. If this method is called twice for a group, the build returns an error.
     pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
         let refused = match group_of(&self.layout, name) {
             Ok(group) if self.has_own[group] => {
@@ -125,7 +125,7 @@ impl BucketStepBuilder {
         BucketStepBuilder { precision, ..self }
     }
 
-    /// Makes each step also write a copy of the stepped parameters in another type
+    /// Makes each step also write the stepped parameters to a copy in another type
     /// ([`StepTensors::copy`](super::StepTensors::copy)).
     pub fn copy_params(self, dtype: DType) -> Self {
         BucketStepBuilder { copy: Some(dtype), ..self }

@@ -65,7 +65,7 @@ impl BucketStepBuilder {
     }
 }
 
-/// Lends slices of cudarc. The slices must be on the step's GPU, and in the context that the step uses.
+/// Lends cudarc slices. The slices must be on the step's GPU, and in the context that the step uses.
 ///
 /// cudarc orders the uses of a slice by two events, unless the slice's context has only one stream or does not track
 /// events. These events add driver calls to a step. A slice that is written adds two waits before the step and one
@@ -73,7 +73,7 @@ impl BucketStepBuilder {
 /// ([`Lent::at_len`]), no calls are added, but you must order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
-    /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
+    /// Lends a cudarc slice that a step may write. `stream` is the stream on which the step is enqueued.
     ///
     /// ```no_run
     /// use instep::bucket_step::{Lent, StepTensors};
@@ -106,7 +106,7 @@ impl<'a> Lent<'a> {
         (Lent::on_gpu::<T>(address, elements, true), guard)
     }
 
-    /// Lends a read-only slice of cudarc, such as gradients.
+    /// Lends a cudarc slice that a step only reads, such as gradients.
     ///
     /// # Ordering
     /// Ordering as for [`cuda_slice_mut`](Self::cuda_slice_mut), but the stream waits only for earlier writes.
@@ -149,13 +149,13 @@ impl BucketStep<OnGpu> {
     ///   and action.
     ///
     /// Returns at once, with two exceptions. The calling thread waits if it is eight steps ahead of the GPU. If each
-    /// parameter or each gradient has its own address, changes of these addresses are copied to the GPU. The calling
-    /// thread waits at a third change if the GPU has not copied the first change yet.
+    /// parameter or each gradient has its own address, every change of these addresses is copied to the GPU. The
+    /// calling thread waits at a third change if the GPU has not copied the first change yet.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory. `Unsupported` also if tensors
-    /// other than parameters and gradients have one address per parameter. `Device` if a launch fails, and `Poisoned`
-    /// in every later call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, or if tensors other than
+    /// parameters and gradients have one address per parameter. `Device` if a launch fails, and `Poisoned` in every
+    /// later call.
     ///
     /// # Safety
     /// The stream belongs to this GPU and lives until it has run the step. The stream is not being captured, because a
@@ -178,18 +178,18 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues a step that follows the decision of a norm over several buckets. By this decision, the step clips its
-    /// gradients or is skipped. The norm must be decided before this call.
+    /// Enqueues a step that follows the decision of a norm over several buckets. The decision sets the step's clip
+    /// coefficient, or skips the step. The norm must be decided before this call.
     ///
     /// # Ordering
-    /// Ordering as for [`enqueue`](Self::enqueue). The step also runs after all work that earlier calls with this norm
-    /// have enqueued on any stream.
+    /// Ordering as for [`enqueue`](Self::enqueue). The step also waits for all work that earlier calls with this norm
+    /// have enqueued, on any stream.
     ///
     /// # Errors
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
-    /// memory. `Unsupported` also if tensors other than parameters and gradients have one address per parameter.
-    /// `Order` if the norm has not been decided, if the bucket was not added to the norm, or if the bucket has been
-    /// stepped since it was added. `Device` if a launch fails, and `Poisoned` in every later call.
+    /// memory, or if tensors other than parameters and gradients have one address per parameter. `Order` if the norm
+    /// has not been decided, if the bucket was not added to the norm, or if the bucket has been stepped since it was
+    /// added. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm was made for the same
@@ -217,9 +217,9 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream. The launch runs after all work that earlier calls with this norm have enqueued
-    /// on any stream. In two cases the call may make two launches: in the bucket's first call of this method, and if a
-    /// parameter was frozen or unfrozen since the bucket's last step.
+    /// Makes one launch on the stream. The launch waits for all work that earlier calls with this norm have enqueued,
+    /// on any stream. The call may make two launches in two cases: it is the bucket's first call of this method, or the
+    /// set of frozen parameters or of missing gradients has changed since the bucket's last step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host

@@ -122,9 +122,9 @@ impl BucketStep {
     ///
     /// # Errors
     /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null or
-    /// misaligned. `Layout` also if a tensor that the step writes is lent only for reading, or if two runs that cover
-    /// the whole bucket overlap. `Config` if `scaling` has a factor out of range or an unaligned address. After these
-    /// errors, nothing has been written.
+    /// misaligned. Also returns `Layout` if a tensor that the step writes is lent only for reading, or if two runs that
+    /// cover the whole bucket overlap. `Config` if `scaling` has a factor out of range or an unaligned address. After
+    /// these errors, nothing has been written.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;
@@ -183,8 +183,8 @@ impl BucketStep {
     ///
     /// # Errors
     /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, or if the bucket was not added to
-    /// the norm. If [`GradNorm::sum`] was called, a bucket that was added to another norm is accepted too. `Order` also
-    /// if the bucket has been stepped since it was added, with this norm or without it.
+    /// the norm. If [`GradNorm::sum`] was called, a bucket that was added to another norm is accepted too. Also returns
+    /// `Order` if the bucket has been stepped since it was added, with or without this norm.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 pub(super) struct BucketMark {
     /// Unique among all buckets that this process ever builds.
     id: u64,
-    /// Number of steps so far, of any kind.
+    /// Number of steps so far, with or without a norm.
     steps: u64,
     /// Whether the bucket was added to a norm since its last step.
     is_measured: bool,
@@ -73,7 +73,7 @@ impl NormMarks {
         self.buckets.insert(bucket.id, Added { steps: bucket.steps, is_stepped: false });
     }
 
-    /// Returns an error if no bucket was added and the sum was not taken.
+    /// Returns an error if no bucket was added and `sum` was not called.
     pub(super) fn refuse_empty(&self) -> Result<()> {
         if self.is_sum_taken || !self.buckets.is_empty() {
             return Ok(());

@@ -110,7 +110,7 @@ impl Left {
 }
 
 impl BucketStep {
-    /// Returns a builder of a step for a layout's parameters.
+    /// Returns a builder for a step of a layout's parameters.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> BucketStepBuilder {
         BucketStepBuilder::new(layout, optimizer.as_rule().boxed())
     }

@@ -79,8 +79,8 @@ enum Phase {
 pub struct NormSum<'a> {
     /// The digits of the sum in base 2^32. Each digit has 64 bits, which leaves room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude of the gradients, as the bits of an f32. A larger magnitude has larger bits, if the bits
-    /// are compared as an integer. NaN counts as larger than infinity.
+    /// The largest magnitude of the gradients, as the bits of an f32. If these bits are compared as integers, they have
+    /// the same order as the magnitudes. NaN counts as larger than infinity.
     pub largest: &'a mut u32,
 }
 
@@ -153,8 +153,8 @@ impl GradNorm {
     /// `skip_nonfinite` is false.
     ///
     /// # Errors
-    /// `Config` if `max_norm` is not a finite number above 0. `Order` if the norm has not been [begun](Self::begin) or
-    /// has been decided, or if no bucket was added and [`sum`](Self::sum) was not called.
+    /// `Config` if `max_norm` is not a finite number above 0. `Order` if the norm has not been [begun](Self::begin), if
+    /// it has already been decided, or if no bucket was added and [`sum`](Self::sum) was not called.
     pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
@@ -172,7 +172,7 @@ impl GradNorm {
     /// describes. Ranks without shards must take part too.
     ///
     /// # Errors
-    /// `Order` if the norm has not been [begun](Self::begin) or has been decided.
+    /// `Order` if the norm has not been [begun](Self::begin), or if it has already been decided.
     pub fn sum(&mut self) -> Result<NormSum<'_>> {
         self.refuse_decided()?;
         self.marks.take_sum();
@@ -192,7 +192,7 @@ impl GradNorm {
         Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
     }
 
-    /// Returns the norm's control block. Steps with this norm read the block.
+    /// Returns the norm's control block. A step with this norm reads the block.
     pub(super) fn control(&self) -> *mut InstepControl {
         self.block.memories.regions().control()
     }
@@ -250,7 +250,7 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns the addresses of the sum so far. Your own work on the stream may combine the sum over ranks, as
+    /// Returns the addresses of the sum so far. You may enqueue your own work that combines the sums of all ranks, as
     /// [`NormSum`] describes.
     ///
     /// # Ordering
@@ -258,8 +258,8 @@ impl GradNorm<NormOnGpu> {
     /// runs after your work.
     ///
     /// # Errors
-    /// `Order` if the norm has not been [begun](Self::enqueue_begin) or has been decided. `Device` if the driver cannot
-    /// make the stream wait.
+    /// `Order` if the norm has not been [begun](Self::enqueue_begin), or if it has already been decided. `Device` if
+    /// the driver cannot make the stream wait.
     ///
     /// # Safety
     /// The stream meets the conditions of [`enqueue_begin`](Self::enqueue_begin).

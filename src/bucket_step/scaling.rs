@@ -21,7 +21,7 @@ pub struct Scaling {
     world_size: u32,
     loss_scale: f64,
     clip: f64,
-    /// This field and `found_inf` each have the address of one f32. Both addresses meet the contract of
+    /// This field and `found_inf` each store the address of one f32. Both addresses meet the contract of
     /// [`grad_scaler`](Scaling::grad_scaler).
     pub(super) grad_scale: Option<Address>,
     pub(super) found_inf: Option<Address>,
@@ -43,8 +43,8 @@ impl Scaling {
         Scaling { loss_scale, ..self }
     }
 
-    /// Sets a clip coefficient from 0 to 1 that the caller has computed. The default is 1. A coefficient of 1 clips
-    /// nothing.
+    /// Sets the clip coefficient, a number from 0 to 1 that the caller has computed. The default is 1. A coefficient of
+    /// 1 clips nothing.
     pub fn clip(self, clip: f64) -> Scaling {
         Scaling { clip, ..self }
     }
@@ -72,7 +72,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Returns an error if a clip coefficient is set. Calls that get the coefficient from a norm make this check.
+    /// Returns an error if a clip coefficient is set. This check is for calls that take the coefficient from a norm.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Changes the settings of a bucket between two steps, on a CPU or a GPU: hyperparameters, frozen parameters and step
-//! counts.
+//! Changes a bucket's settings between two steps, on a CPU or a GPU. The settings are hyperparameters, frozen
+//! parameters and step counts.
 //!
 //! If one value of a change is refused, the change has no effect. The methods have the same names and meanings as those
 //! of the stepper. A device implements only the trait [`Engine`].
@@ -68,9 +68,9 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if there is no such group. `Unsupported` if the optimizer has no hyperparameter of that name and type.
-    /// `Unsupported` also if the change needs optimizer states for which the step was not built. `Config` if values are
-    /// out of range or exclude each other. After these errors, nothing has changed.
+    /// `Layout` if there is no such group. `Unsupported` if the optimizer has no hyperparameter of that name and type,
+    /// or if the change needs optimizer states for which the step was not built. `Config` if values are out of range or
+    /// exclude each other. After these errors, nothing has changed.
     pub fn set_hyper<V: Into<Value> + Copy>(&mut self, group: &str, changes: &[(&str, V)]) -> Result<()> {
         let mut changed = self.optimizers[group_of(&self.layout, group)?].optimizer.clone();
         changes.iter().try_for_each(|(name, value)| changed.set(name, (*value).into()))?;
@@ -86,8 +86,8 @@ impl<E: Engine> BucketStep<E> {
     ///
     /// # Errors
     /// `Layout` if there is no such group. `Config` for values out of range. `Unsupported` for another kind of
-    /// optimizer, or for an optimizer with states for which the step was not built. After these errors, nothing has
-    /// changed.
+    /// optimizer, or for an optimizer that needs states for which the step was not built. After these errors, nothing
+    /// has changed.
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
         let of_group = &mut self.optimizers[index];
@@ -108,7 +108,7 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter in the same way as a parameter without a
+    /// Freezes or unfreezes a parameter. A step skips a frozen parameter in the same way as a parameter without a
     /// gradient. A frozen parameter's tensors and step count do not change. Steps and norms do not read its memory. To
     /// skip a parameter in only one step, lend no gradient for it ([`Lent::optional_slices`]).
     ///
@@ -128,7 +128,7 @@ impl<E: Engine> BucketStep<E> {
     /// Returns how many updates a parameter has had.
     ///
     /// # Ordering
-    /// Waits for all enqueued steps if a GPU counts the updates. A GPU counts the updates in the cases in which
+    /// Waits for all enqueued steps if a GPU counts the updates. A GPU counts the updates if
     /// [`enqueue`](BucketStep::enqueue) makes an additional launch for the scalars.
     ///
     /// # Errors
@@ -170,9 +170,10 @@ impl<E: Engine> BucketStep<E> {
     ///
     /// # Errors
     /// Errors as for [`step_count`](Self::step_count). `Config` if the count is 2^63 or more. If the optimizer carries
-    /// a number, `Config` in two more cases: the count is above 0 and the number is missing, or the number is not a
-    /// possible product of momenta. The product is 1 before the first update, and afterwards at least 0 and below 1. If
-    /// the optimizer carries no number, `Config` for a number other than 1. After these errors, nothing has changed.
+    /// a number, also returns `Config` in two cases: the count is above 0 and the number is missing, or the number is
+    /// not a possible product of momenta. Before the first update, the product is 1. After that, the product is at
+    /// least 0 and below 1. If the optimizer carries no number, returns `Config` for a number other than 1. After these
+    /// errors, nothing has changed.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;
@@ -200,8 +201,8 @@ impl<E: Engine> BucketStep<E> {
         }
     }
 
-    /// Writes to the settings whether steps skip a segment. A bucket step has one optimizer per parameter, so a segment
-    /// and its record have the same index.
+    /// Records in the settings whether steps skip a segment. A bucket step has one optimizer per parameter, so a
+    /// segment and its record have the same index.
     fn leave(&mut self, segment: usize) {
         let own = self.plan.segments()[segment].action;
         let action = if self.left[segment].any() { SegmentAction::Leave } else { own };

@@ -142,7 +142,7 @@ impl Shape {
         }
     }
 
-    /// Resets the addresses to one empty entry for all segments, or to one per segment.
+    /// Resets the addresses to one empty entry for all segments, or to one empty entry per segment.
     fn clear(&self, bases: &mut Vec<Bases>, is_whole: bool) {
         bases.clear();
         bases.resize(if is_whole { 1 } else { self.extents.len() }, Bases::default());

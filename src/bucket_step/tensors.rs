@@ -50,7 +50,7 @@ pub(super) struct Run {
     pub(super) elements: Option<usize>,
 }
 
-/// A list of slices or addresses. The function `get` returns one of them as a [`Run`].
+/// A list of slices or addresses. The function `get` returns one element of the list as a [`Run`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Runs {
     list: *const c_void,
@@ -68,7 +68,7 @@ impl Runs {
     /// Returns one run of the list.
     ///
     /// # Panics
-    /// If the list has no run with this index.
+    /// Panics if the list has no run with this index.
     pub(super) fn run(&self, index: usize) -> Run {
         assert!(index < self.count, "a run for each parameter");
         // SAFETY: `list` points to `count` elements of the type that `get` was made for, borrowed for `'a`.
@@ -207,10 +207,10 @@ impl<'a> Lent<'a> {
     ///
     /// # Safety
     /// The following conditions hold until the work of each call that gets the address has ended. The address is
-    /// aligned to an element and is in the memory of the step's device. The memory there contains all elements of the
-    /// tensor, in the type that the step's precision sets. Elements that the call reads are initialised. Nothing else
-    /// accesses the elements that the call accesses, and no other tensor of the call overlaps them. (If two runs that
-    /// cover the whole bucket overlap, the call refuses them.)
+    /// aligned to an element and is in the memory of the step's device. The memory at the address contains all elements
+    /// of the tensor, in the type that the step's precision sets. Elements that the call reads are initialised. Nothing
+    /// else accesses the elements that the call accesses, and no other tensor of the call overlaps them. (If two runs
+    /// that cover the whole bucket overlap, the call refuses them.)
     pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
@@ -224,9 +224,9 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
-    /// Lends one address per parameter. On a GPU only parameters and gradients may be in separate runs. Any other
-    /// tensor is one run with the bucket's offsets. A null address means that the gradient is missing and its parameter
-    /// is skipped.
+    /// Lends one address per parameter. On a GPU, only parameters and gradients may be in separate runs. Any other
+    /// tensor is one run with the bucket's offsets. A null address means that the parameter has no gradient and is
+    /// skipped.
     ///
     /// # Safety
     /// Each address that is not null meets the contract of [`at`](Self::at) for the elements of its parameter.
@@ -308,8 +308,8 @@ impl<'a> StepTensors<'a> {
         }
     }
 
-    /// Returns which tensors were added besides parameters and gradients. If more states were added than any optimizer
-    /// has, the surplus is returned as one state.
+    /// Returns the kinds of tensors that were added besides parameters and gradients. If more states were added than
+    /// any optimizer has, the surplus is returned as one state.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
@@ -326,7 +326,7 @@ impl<'a> StepTensors<'a> {
     }
 
     /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first
-    /// step the states must be zeros. 8-bit codes are `u8`. If a state is `None`, the step returns an error that names
+    /// step, the states must be zeros. 8-bit codes are `u8`. If a state is `None`, the step returns an error that names
     /// the missing state.
     pub fn states(
         mut self,
@@ -355,7 +355,7 @@ impl<'a> StepTensors<'a> {
         StepTensors { master: Some(master), ..self }
     }
 
-    /// Adds the copy of the parameters in another type. A step writes the copy and never reads it.
+    /// Adds the parameters' copy in another type. A step writes the copy and never reads it.
     pub fn copy(self, copy: Lent<'a>) -> StepTensors<'a> {
         StepTensors { copy: Some(copy), ..self }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be one of the checkpoint's own
-    /// names, or begin with `param.`, `state.` or `ema.`.
+    /// names, and must not begin with `param.`, `state.` or `ema.`.
     pub scalars: BTreeMap<String, Scalar>,
     /// Free text by key. The key `instep.checkpoint` is reserved.
     pub metadata: BTreeMap<String, String>,

@@ -43,15 +43,15 @@ impl Disk for System {
 /// replaced, or created if it does not exist.
 ///
 /// # Errors
-/// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses a call, and the errors of `write`.
-/// After these errors the old file is unchanged, with one exception: if flushing the folder fails, the new file has
-/// already replaced it.
+/// `Checkpoint` if the path cannot be a regular file. `File` if the system refuses a call. Also returns the errors of
+/// `write`. After these errors, the old file is unchanged, with one exception: if flushing the folder fails, the new
+/// file has already replaced the old file.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// Replaces a file that several ranks write. `write` gets the number in the partial file's name, which other ranks need
-/// to [open](open_partial) the file.
+/// Replaces a file that several ranks write. `write` receives the number in the partial file's name. The other ranks
+/// need this number to [open](open_partial) the file.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }

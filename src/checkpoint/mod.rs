@@ -92,7 +92,7 @@ use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
-/// Saves a checkpoint to a file, and atomically replaces a file at `path`. **Only rank 0 writes**. Without
+/// Saves a checkpoint to the file at `path`. An existing file is replaced atomically. **Only rank 0 writes**. Without
 /// [shards](crate::Strategy), the other ranks may also make this call, which then returns at once. With shards, all
 /// ranks must make this call, and each rank sends its shards to rank 0. (With [`save_together`], each rank writes its
 /// own shards.) A sharded stepper writes the same bytes as a stepper without shards. If ranks have different models,
@@ -115,8 +115,8 @@ pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<(
     save_with(stepper, &Extras::default(), path)
 }
 
-/// Saves the stepper to a file like [`save`], and also saves the trainer's own scalars and texts. Only the scalars and
-/// texts of rank 0 are saved.
+/// Does the same as [`save`], and also saves the trainer's own scalars and texts. Only the scalars and texts of rank 0
+/// are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
@@ -150,7 +150,7 @@ fn save_file<D: Device>(
     outcome
 }
 
-/// Writes a checkpoint to any writer, from front to back, on any rank. With [shards](crate::Strategy) all ranks must
+/// Writes a checkpoint to any writer, from front to back, on any rank. With [shards](crate::Strategy), all ranks must
 /// make this call.
 ///
 /// ```
@@ -172,7 +172,7 @@ pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
     write_with(stepper, &Extras::default(), out)
 }
 
-/// Writes a checkpoint to any writer like [`write()`], and also writes the trainer's own scalars and texts.
+/// Does the same as [`write()`], and also writes the trainer's own scalars and texts.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
@@ -184,10 +184,10 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
     write::write(stepper, extras, out)
 }
 
-/// Loads a checkpoint. Parameters, states and step counts are written to the stepper. The remaining scalars and the
-/// texts are returned. Every rank must load the same file, because states are never broadcast. If a rank loaded another
-/// file or no file, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The next pass
-/// broadcasts the parameters of rank 0.
+/// Loads a checkpoint. Writes parameters, states, step counts and the stepper's own scalars to the stepper. Returns the
+/// other scalars and the texts. Every rank must load the same file, because states are never broadcast. If a rank
+/// loaded another file or no file, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The
+/// next pass broadcasts the parameters of rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. The second reading checks each
 /// tensor again before it writes the tensor to the stepper. Nothing in the stepper changes before the whole file has
@@ -197,9 +197,10 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
 /// Waits for all steps. Allocates memory for one tensor and for the names of all tensors.
 ///
 /// # Errors
-/// `Checkpoint` if a byte of the file has changed since it was written, or if a tensor is missing, is unknown, or has
-/// another length or type. `File` if the file cannot be read. `Order` inside a pass. `Poisoned` after a failure. After
-/// these errors, nothing has changed. `PartlyLoaded` if the second reading fails, or finds that the file has changed.
+/// `Checkpoint` if a byte of the file has changed since the file was written, or if a tensor is missing, is unknown, or
+/// has another length or type. `File` if the file cannot be read. `Order` inside a pass. `Poisoned` after a failure.
+/// After these errors, nothing has changed. `PartlyLoaded` if the second reading fails, or finds that the file has
+/// changed, after a tensor was loaded.
 pub fn load<D: Device>(stepper: &mut Stepper<D>, path: impl AsRef<Path>) -> Result<Extras> {
     let path = path.as_ref();
     let loaded = safetensors::regular_file(path)?;
@@ -264,14 +265,14 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 ///
 /// The key of a state contains the parameter's name, or the parameter's number in torch's `state_dict`. The number is
 /// an index into `order`, a list of parameter names. Without `order`, the number is the parameter's index in the
-/// layout. torch numbers parameters group by group, so pass `order` if there are several groups. The import cannot
+/// layout. Pass `order` if there are several groups, because torch numbers parameters group by group. The import cannot
 /// detect a wrong order of parameters that have the same length. A number that is also the name of a parameter counts
 /// as a name. The file may have all parameters or none, and all moving averages or none. As in torch, a parameter
 /// without any state has had no update. For any other parameter, the file must have all states that the parameter's
 /// group uses, and `step`. If the only state is a momentum buffer, `step` is not needed, because torch saves no `step`
-/// with a momentum buffer. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one whole number
-/// (F32, F64, I64 or U64). NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported
-/// too, and its checksums are verified.
+/// with a momentum buffer. Values may be F32, F16 or BF16. F64 is accepted if f32 represents every value exactly.
+/// `step` is one whole number (F32, F64, I64 or U64). NAdam also needs `mu_product` (F32 or F64). A checkpoint of this
+/// library can be imported too, and its checksums are verified.
 ///
 /// # Ordering
 /// Ordering as for [`load`]. With several ranks, the rules of `load` apply.

@@ -32,10 +32,10 @@ pub struct Export {
 /// The tensor name that the safetensors format reserves for metadata.
 const METADATA: &str = "__metadata__";
 
-/// Writes only the parameters to a safetensors file, and atomically replaces a file at `path`. Names and shapes are
-/// those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
-/// `VarBuilder::from_mmaped_safetensors` load the file as it is. As with [`save`](super::save), all ranks make this
-/// call and **only rank 0 writes**.
+/// Writes only the parameters to a safetensors file at `path`. An existing file is replaced atomically. Names and
+/// shapes are those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and
+/// candle's `VarBuilder::from_mmaped_safetensors` load the file as it is. As with [`save`](super::save), all ranks make
+/// this call and **only rank 0 writes**.
 ///
 /// ```
 /// use instep::checkpoint::{self, Export};
@@ -105,15 +105,15 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 /// start as the loaded parameters. Every rank may load the file, but the next pass broadcasts the parameters of rank 0
 /// to every rank.
 ///
-/// For a parameter of any type, values may be F32, F16 or BF16, or F64 that f32 represents exactly. If the parameter's
-/// type has fewer bits, values are rounded to nearest.
+/// For a parameter of any type, values may be F32, F16 or BF16. F64 is accepted if f32 represents every value exactly.
+/// If the parameter's type has fewer bits, values are rounded to nearest.
 ///
 /// # Ordering
 /// Ordering as for [`load`](super::load).
 ///
 /// # Errors
-/// Errors as for [`load`](super::load). `Checkpoint` also if the file lacks a parameter, or has a tensor that is not a
-/// parameter.
+/// Errors as for [`load`](super::load). Also returns `Checkpoint` if the file lacks a parameter, or has a tensor that
+/// is not a parameter.
 pub fn import_params<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Result<()> {
     restore(stepper, source, false, |header, stepper| sort(header, stepper)).map(drop)
 }

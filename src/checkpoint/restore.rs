@@ -130,7 +130,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Moves the scalars that the stepper uses and accepts out of `scalars`, and returns them.
+    /// Removes from `scalars` the entries that the stepper uses and accepts, and returns these entries.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {

@@ -32,7 +32,7 @@ struct Start {
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// Whether rank 0 alone writes the parameters that are full on every rank, because their values may differ between
+    /// If true, only rank 0 writes the parameters that are full on every rank, because their values may differ between
     /// ranks.
     rank_0s: bool,
 }
@@ -66,10 +66,10 @@ struct Written {
 /// ```
 ///
 /// Rank 0 creates the same kind of hidden file as [`save`](super::save), and sets the file's full length. Rank 0 writes
-/// the scalars and the tensors without shards. Rank 0 also combines the checksums of all ranks' parts and writes the
-/// combined checksums. Each rank flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes
-/// the folder. No rank returns `Ok` before rank 0 has flushed the folder. The file system must allow several hosts to
-/// write different bytes of one file. Loading checks every byte.
+/// the scalars, and the tensors that have no shards. Rank 0 also combines the checksums of all ranks' parts and writes
+/// the combined checksums. Each rank flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and
+/// flushes the folder. No rank returns `Ok` before rank 0 has flushed the folder. The file system must allow several
+/// hosts to write different bytes of one file. Loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps and for all ranks. The [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -85,8 +85,8 @@ pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) ->
     save_together_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file that ranks write together like [`save_together`], and also saves the trainer's own scalars and
-/// texts. Only the scalars and texts of rank 0 are saved.
+/// Does the same as [`save_together`], and also saves the trainer's own scalars and texts. Only the scalars and texts
+/// of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save_together`].
@@ -197,8 +197,8 @@ fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<
     Ok(checksums)
 }
 
-/// Encodes a rank's parts, or the reason for its failure, as bytes. The first byte is 0 before parts and 1 before the
-/// reason for a failure.
+/// Encodes a rank's parts, or the reason for its failure, as bytes. The first byte is 0 if parts follow, and 1 if the
+/// reason for a failure follows.
 fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
     match own {
         Ok(all) => {
@@ -220,7 +220,7 @@ fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
     Ok(parts.iter().map(|[checksum, bytes]| Written { checksum: *checksum as u32, bytes: *bytes }).collect())
 }
 
-/// Sends a `Start` to all ranks, or rank 0's error if rank 0 has failed.
+/// Broadcasts a `Start`, or rank 0's error if rank 0 has failed.
 fn broadcast_start<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     let (numbers, text) = match said {
         Ok(Start { number, first_bytes, rank_0s }) => {

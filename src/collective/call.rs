@@ -71,8 +71,8 @@ impl<'a> Call<'a> {
     ///
     /// # Shapes
     /// Each buffer has `key.bytes` bytes, with two exceptions: `dst` in a reduce-scatter and `src` in an all-gather
-    /// have `key.bytes / world_size` bytes. `dst` may be the same address as `src`. In a reduce-scatter `dst` may be
-    /// this rank's part of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise the buffers do
+    /// have `key.bytes / world_size` bytes. `dst` may be the same address as `src`. In a reduce-scatter, `dst` may be
+    /// this rank's part of `src`. In an all-gather, `src` may be this rank's part of `dst`. Otherwise the buffers do
     /// not overlap.
     ///
     /// # Safety
@@ -146,7 +146,8 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds the text of this rank's agreement. If ranks differ, the error message quotes this text.
+    /// Adds the text that describes this rank's [agreement](CallKey::agreement). If ranks differ, the error message
+    /// quotes this text.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -160,8 +161,8 @@ impl<'a> Call<'a> {
         self.key
     }
 
-    /// Returns the address of the source. The address is aligned to 64 bytes, with two exceptions. Borrowed memory, and
-    /// elements that count how many ranks used a parameter, are aligned only to the element type.
+    /// Returns the address of the source. The address is aligned to 64 bytes, with two exceptions that are aligned only
+    /// to the element type: borrowed memory, and the elements that count how many ranks used a parameter.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
@@ -324,7 +325,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// The kind of data that a stepper stores in memory that its communicator [allocates](crate::Collective::allocate).
+/// The kind of data that a stepper stores in memory [allocated](crate::Collective::allocate) by its communicator.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {

@@ -24,7 +24,7 @@ pub(crate) struct Comms {
     groups: Option<[Arc<dyn Collective>; 2]>,
     /// How long this rank may wait for other ranks.
     pub(crate) deadline: Duration,
-    /// This rank's text for the error that is returned if ranks differ.
+    /// The text that this rank adds to an error about ranks that differ.
     pub(crate) words: Arc<Words>,
 }
 
@@ -34,13 +34,13 @@ impl Comms {
         Comms { world, gathers: None, groups: None, deadline, words }
     }
 
-    /// Returns the same communicators with the text of another agreement.
+    /// Returns the same communicators with another text for errors about ranks that differ.
     pub(crate) fn with_words(&self, words: &Arc<Words>) -> Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together. The caller
-    /// must therefore finish every check that can refuse the plan before this call.
+    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together. Before this
+    /// call, the caller must therefore finish every check that can refuse the plan.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);

@@ -37,8 +37,8 @@ pub struct CallKey {
     /// longer buffer.
     pub bytes: u64,
     /// A hash of the values that must be equal on all ranks, such as layout, options, hyperparameters and frozen
-    /// parameters. [`difference`](crate::op::difference) compares two such hashes, and returns which of these parts
-    /// differs.
+    /// parameters. [`difference`](crate::op::difference) compares two such hashes, and returns the name of the part
+    /// that differs.
     pub agreement: u64,
 }
 
@@ -94,8 +94,8 @@ impl CallKey {
     }
 
     /// Returns the error for two ranks that made different calls: `rank` made this call, and `other_rank` made
-    /// `theirs`. The error is `LeftPass` if the pass differs, but kind and agreement are equal. Otherwise it is
-    /// `Mismatch`.
+    /// `theirs`. The error is `LeftPass` if the two calls differ in the pass but not in the kind or the agreement.
+    /// Otherwise it is `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
         let agreement = difference(self.agreement, theirs.agreement);
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))

@@ -2,8 +2,8 @@
 //! the user implements.
 //!
 //! A [`Call`] carries everything on which ranks must agree. An implementation can therefore detect ranks that differ,
-//! and return an error instead of hanging. A collective does not divide sums, because the step divides by the number of
-//! ranks.
+//! and return an error instead of hanging. A collective does not divide sums, because the step divides them by the
+//! number of ranks.
 
 mod call;
 mod comms;
@@ -38,18 +38,18 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// other transport, implement this trait, and test the implementation with [`conformance::check`]. `examples/tcp_ranks`
 /// is an implementation over TCP. If your program already sums the gradients, use [`Sums::by_caller`] instead.
 ///
-/// An implementation must not divide sums, because the step divides by the number of ranks. Every rank must receive the
-/// same bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
-/// [`mismatch`](CallKey::mismatch) instead of hanging. If an implementation does not support a [kind](Self::supports)
-/// of call, it returns `Unsupported`.
+/// An implementation must not divide sums, because the step divides them by the number of ranks. Every rank must
+/// receive the same bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should
+/// return a [`mismatch`](CallKey::mismatch) instead of hanging. If an implementation does not support a
+/// [kind](Self::supports) of call, it returns `Unsupported`.
 ///
 /// # Ordering
 /// A stepper makes the calls of one rank from one thread at a time. The order of the calls is the same on every rank.
 pub trait Collective: Send + Sync {
     /// Returns the inner communicator, if this communicator wraps another. If there is an inner communicator, most
-    /// default methods of this trait call its method of the same name. [`duplicate`](Self::duplicate) and
-    /// [`subgroup`](Self::subgroup) are not forwarded, because their results have to be wrapped too.
-    /// [`enqueue_all`](Self::enqueue_all) calls this communicator's [`enqueue`](Self::enqueue).
+    /// default methods of this trait call the inner communicator's method of the same name.
+    /// [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded, because their results have to
+    /// be wrapped too. [`enqueue_all`](Self::enqueue_all) calls this communicator's [`enqueue`](Self::enqueue).
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -60,8 +60,8 @@ pub trait Collective: Send + Sync {
     /// Returns the number of ranks that sum gradients together.
     fn world_size(&self) -> u32;
 
-    /// Returns whether this collective can sum buffers at `place`. If the collective cannot, building a stepper with
-    /// memory at `place` returns an error.
+    /// Returns whether this collective can sum buffers at `place`. If this method returns false, building a stepper
+    /// with memory at `place` returns an error.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
@@ -93,9 +93,9 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of the
-    /// given ranks. Every rank makes this call at the same point with the ranks of its own group. Groups have no rank
-    /// in common. If one communicator fails, the stepper aborts all its communicators. Steppers make groups for
+    /// Makes a communicator of the given ranks, and numbers these ranks from 0 in the given order. This rank is one of
+    /// the given ranks. Every rank makes this call at the same point with the ranks of its own group. Groups have no
+    /// rank in common. If one communicator fails, the stepper aborts all its communicators. Steppers make groups for
     /// [replicas of shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
@@ -117,10 +117,10 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
-    /// Allocates `bytes` at `place` for a stepper's buckets, or returns `None` if special memory has no advantage for
-    /// this collective. A stepper calls this method when it is built, after [`prepare`](Self::prepare), with the same
-    /// number of bytes on each rank. The stepper does not call this method for borrowed memory, or for memory that is
-    /// freed and allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
+    /// Allocates `bytes` bytes at `place` for a stepper's buckets, or returns `None` if special memory has no advantage
+    /// for this collective. A stepper calls this method when it is built, after [`prepare`](Self::prepare), with the
+    /// same number of bytes on each rank. The stepper does not call this method for borrowed memory, or for memory that
+    /// is freed and allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
     /// [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
@@ -153,7 +153,7 @@ pub trait Collective: Send + Sync {
     /// [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Takes part in several collectives on one stream. The collectives access different memory, and have the same
+    /// Takes part in several collectives on one stream. The collectives access different memory, and are in the same
     /// order on every rank. An implementation may start the collectives together. The default starts them one after
     /// another, and a wrapper may use the default. All ranks must start the collectives in the same way. Therefore, if
     /// you wrap a GPU's communicator on one rank, wrap it on all ranks.

@@ -1,7 +1,8 @@
 //! Selects who sums a stepper's gradients over the ranks: a collective, or the caller.
 //!
-//! If the caller sums, there is no collective: the schedule has no op that reduces, broadcasts or compares. The caller
-//! tells the stepper when the sum of each bucket is complete. The step still divides by the number of ranks.
+//! If the caller sums the gradients itself, there is no collective, and the schedule has no op that communicates. The
+//! caller tells the stepper when the sum of each bucket is complete. The step still divides the sums by the number of
+//! ranks.
 
 use std::sync::Arc;
 
@@ -13,23 +14,24 @@ use crate::handle::Place;
 /// Selects who sums gradients over the ranks: a [`Collective`] or the caller. Every `Collective` converts to `Sums`, so
 /// you can pass a `Collective` directly to a method that takes `Sums`.
 ///
-/// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
+/// If your program [sums the gradients itself](Self::by_caller), do this in each pass, for each bucket:
 ///
-/// 1. Request the gradient of every parameter that is not frozen from the stepper, and write the gradient. On the host,
-///    use [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, use [`Stepper::ptr`](crate::Stepper::ptr). The stepper
-///    does not zero gradients for you.
-/// 2. Sum the whole bucket over the ranks, in place. Do not divide, because the step divides by the number of ranks. If
-///    your all-reduce averages, pass rank 0 and a world size of 1 to [`by_caller`](Self::by_caller).
+/// 1. For every parameter that is not frozen, request its gradient from the stepper, and write the gradient. On the
+///    host, use [`Grads::get_mut`](crate::Grads::get_mut). On a GPU, use [`Stepper::ptr`](crate::Stepper::ptr). The
+///    stepper does not zero gradients for you.
+/// 2. Sum the whole bucket over the ranks, in place. Do not divide the sum, because the step divides it by the number
+///    of ranks. If your all-reduce averages the gradients, pass rank 0 and a world size of 1 to
+///    [`by_caller`](Self::by_caller).
 /// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU, pass an event that you recorded after the sum.
 ///    On the host, pass a closure that returns once the sum is complete. On the host you may instead call
 ///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
 ///    any order.
 ///
 /// A bucket is stepped only after you hand it over. [`Stepper::finish`](crate::Stepper::finish) returns an error if you
-/// have not handed a bucket over, or have not requested a gradient. Frozen and [unused](crate::Stepper::set_unused)
-/// parameters are exempt from both rules. If all parameters of a bucket are frozen or unused, you need not hand the
-/// bucket over. If you do not hand such a bucket over, no sum of the bucket may be in progress when you finish the
-/// pass.
+/// have not handed a bucket over, or have not requested a gradient. You need not request the gradients of frozen and
+/// [unused](crate::Stepper::set_unused) parameters. If all parameters of a bucket are frozen or unused, you need not
+/// hand the bucket over. If you do not hand such a bucket over, no sum of the bucket may be in progress when you finish
+/// the pass.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
 /// Layout, options, learning rates, and the sets of frozen and unused parameters must be equal too. Otherwise the
@@ -93,8 +95,8 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The communicator of a stepper that makes no collective calls, because the caller sums or because the device only
-/// predicts times.
+/// The communicator of a stepper that makes no collective calls, because the caller sums the gradients or because the
+/// device only predicts times.
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,

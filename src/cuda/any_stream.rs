@@ -31,7 +31,7 @@ struct LastUse {
 }
 
 impl<T> AnyStream<T> {
-    /// Calls `make` with the device current, and wraps its result. `make` gets the object's own stream.
+    /// Makes the device current, calls `make`, and wraps the result. `make` receives the object's own stream.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         what: &'static str,
@@ -55,7 +55,7 @@ impl<T> AnyStream<T> {
     }
 
     /// Calls `work`, which enqueues new work on `stream` after the object's last work. Then records the end of the new
-    /// work, even if `work` has failed halfway. `work` also gets the object's own stream.
+    /// work, even if `work` has failed halfway. `work` also receives the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
         stream: StreamHandle,
@@ -71,7 +71,7 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to or from the host on the object's own stream, after all work of the object.
+    /// Calls `work`, which copies to or from the host on the object's own stream, after all work of the object.
     pub(super) fn copy<R>(&mut self, work: impl FnOnce(&mut T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let outcome =
@@ -94,8 +94,8 @@ impl LastUse {
         self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
-    /// Records that the object's last work ends at the stream's current position. This includes the work of a failed
-    /// call, because a part of that work may have been enqueued.
+    /// Records that the object's last work ends at the stream's current position. The last work includes the work of a
+    /// failed call, because a part of that work may have been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }

@@ -39,8 +39,8 @@ pub(crate) struct Bucket {
     _sent: Option<HostRecords>,
 }
 
-/// The arguments that a call adds to a launch: the tensors' addresses and two optional arguments. These are the address
-/// of another control block, and the results of a Begin that ran on the host.
+/// The arguments that a call adds to a launch: the tensors' addresses and two optional arguments. The optional
+/// arguments are the address of another control block, and the results of a Begin that ran on the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -150,7 +150,7 @@ impl BucketEngine {
 
     /// Returns a record's progress after all enqueued steps. A failure of this call is not sticky, because the call
     /// changes nothing. If the host counts updates, this call does not wait for the GPU, so it does not detect a step
-    /// that failed there.
+    /// that failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
         if let Some(host) = &self.inner.host {
             return self.refuse_failed().map(|()| host.read_progress(record));
@@ -182,8 +182,8 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// Begins an update on the GPU. The host first waits until the GPU has read the settings of the update eight
-    /// updates ago.
+    /// Begins an update on the GPU. The host first waits until the GPU has read the settings of the update that began
+    /// eight updates earlier.
     fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
             let DeviceMemory { driver, regions, .. } = &self.engine.memory;

@@ -1,4 +1,4 @@
-//! Copies the trainer's own tensors to another type on a GPU, on the trainer's stream.
+//! Copies the trainer's own tensors to memory of another type, on the trainer's stream of a GPU.
 //!
 //! A stepper converts its own tensors inside its steps. This file converts the inputs and outputs of a forward pass,
 //! which belong to no stepper.
@@ -62,7 +62,7 @@ impl CastKernel {
     /// `Layout` if an address is misaligned, `Device` if the driver refuses the launch.
     ///
     /// # Safety
-    /// Each address is that of `len` elements in this GPU's memory, and the two ranges do not overlap. Until the stream
+    /// Each address points to `len` elements in this GPU's memory, and the two ranges do not overlap. Until the stream
     /// has passed the call, nothing else writes the source or touches the destination.
     pub unsafe fn cast(
         &self,

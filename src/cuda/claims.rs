@@ -1,7 +1,8 @@
-//! Declares the memory that each op may access, in a claim. A driver can check the GPU's work against the claims.
+//! Makes claims: a claim declares the memory that an op may access. A driver can check the GPU's work against the
+//! claims.
 //!
-//! A claim has the ranges of `Op::accesses`, and the ranges of the tables that only a GPU has. Only the software GPU of
-//! the tests checks claims (`judge.rs`). With any other driver, this file allocates nothing.
+//! A claim contains the ranges of `Op::accesses`, and the ranges of the tables that only a GPU has. Only the software
+//! GPU of the tests checks claims (`judge.rs`). With any other driver, this file allocates nothing.
 
 use std::ffi::CString;
 
@@ -13,8 +14,8 @@ use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 
 impl CudaDevice {
-    /// Passes the driver the claim of ops that share one launch. Until the returned claim is dropped, the driver checks
-    /// the stream's work against it. Returns `None` if the driver checks nothing.
+    /// Makes one claim for ops that share one launch, and passes the claim to the driver. Until the returned claim is
+    /// dropped, the driver checks the stream's work against this claim. Returns `None` if the driver checks nothing.
     pub(super) fn claim(&self, ops: &[Op], stream: StreamHandle) -> Option<Claim> {
         let judge = self.cuda.driver.judge().filter(|_| ops[0].action.is_work())?;
         let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
@@ -59,8 +60,8 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the address of the caller's loss scale if the span includes the loss scale's field, and the address of
-    /// the caller's skip flag if the span includes the flag's field.
+    /// Returns the addresses of the caller's loss scale and skip flag. Each address is returned only if the span
+    /// includes its field.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

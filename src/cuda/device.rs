@@ -138,7 +138,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Returns the launches of the op's buckets, and the range of each bucket's launches that the op runs.
+    /// Returns all launches of the op's buckets. The range selects the launches that the op runs in each bucket.
     pub(super) fn launches_of(&self, op: &Op) -> (&[Vec<BucketLaunch>], Range<usize>) {
         let part = |bucket: u32, count: u32, stage: Option<u32>| {
             // With offload, the host runs these launches.

@@ -1,10 +1,11 @@
 //! Implements `Executor` and `Device` for a GPU. The rest of the crate uses a GPU through these traits.
 //!
 //! `Device::wait` makes the trainer's stream wait, not the host. A read of data blocks the host until the trainer's
-//! stream has done its work and the copy. Every call makes the device current. Once the device has failed, no call does
-//! further work. If the caller's tensors move to other addresses, the arguments of launches change on the host, and
-//! tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses. Each of
-//! these launches has its own copy of its arguments, and the optim stream changes a table only after the launch.
+//! stream has finished its work and the copy. Every call makes the device current. Once the device has failed, no call
+//! does further work. If the caller's tensors move to other addresses, the arguments of launches change on the host,
+//! and tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses.
+//! Each of these launches has its own copy of its arguments, and the optim stream changes a table only after the
+//! launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //!
 //! Two types implement the trait: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs
 //! the kernels on the CPU. The tests also have a software GPU, but the stand-in works without feature `cuda` and
-//! without nvcc. Tests with the stand-in can make one call fail or an event stall, and take seconds instead of a
-//! minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes and
-//! arguments come from the caller.
+//! without nvcc. With the stand-in, a test can make one call fail or one event stall. Such tests take seconds instead
+//! of a minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes
+//! and arguments come from the caller.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_void};

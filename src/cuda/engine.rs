@@ -1,5 +1,5 @@
-//! What a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all kernels
-//! except the step kernels.
+//! The parts that a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all
+//! kernels except the step kernels.
 //!
 //! An update that does not begin on the host begins with one launch. This launch applies the current settings to the
 //! records and derives the update's scalars. The engine's owner decides when and on which stream the launches run, and
@@ -38,7 +38,7 @@ impl Engine {
         self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel. `args` is the kernel's argument struct of abi.h. All its addresses are in this engine's
+    /// Launches a kernel. `args` is the struct of abi.h that the kernel takes. All its addresses are in this engine's
     /// memory.
     pub(super) fn launch<Args>(
         &self,

@@ -3,7 +3,7 @@
 //! The address of a shard never changes. A full bucket has an address only from its all-gather to its release. The
 //! memory of a full bucket is allocated and freed in stream order, so the host never waits (Zhao et al., VLDB 2023,
 //! "PyTorch FSDP"; CUDA's stream-ordered allocator). Ops access the shard, and the trainer accesses the full bucket
-//! while it exists. With offload, the host has the shard. The GPU then has memory of the bucket only from the bucket's
+//! while it exists. With offload, the host has the shard. The GPU then has memory for the bucket only from the bucket's
 //! upload to its release.
 
 use std::sync::Arc;
@@ -76,14 +76,16 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that contains this span. The stream that frees the memory first runs all its
-    /// earlier work. If two spans of a bucket are released, the first release frees the memory of the full bucket.
+    /// Frees the memory of the full bucket that contains this span. The memory is freed after all earlier work of the
+    /// stream that frees it. If two spans of a bucket are released, the first release frees the memory of the full
+    /// bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns the bytes of `memory` as if all its sharded buckets were full. The shard of a bucket that is full now
-    /// counts twice, because it is stored in two places. The stepper subtracts the bytes that are not on this GPU now.
+    /// Returns the size of `memory` in bytes, as if all its sharded buckets were full. The shard of a bucket that is
+    /// full now counts twice, because it is stored in two places. The stepper subtracts the bytes that are not on this
+    /// GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);

@@ -1,8 +1,8 @@
 //! Runs a bucket's Begin on the host, and passes the results in the arguments of the step's launch. A step then needs
 //! no separate launch for Begin.
 //!
-//! The host counts updates until the first call that it cannot count. Such a call needs a decision of the GPU (by a
-//! norm or a scaler), or its records differ too much to fit into an argument. A copy on the stream then moves the
+//! The host counts updates until the first call that it cannot count. Such a call depends on a decision of the GPU (by
+//! a norm or a scaler), or its records differ too much to fit into an argument. A copy on the stream then moves the
 //! counts to the GPU, and from then on the GPU counts.
 #![allow(unsafe_code)]
 
@@ -84,8 +84,8 @@ impl HostRecords {
         unsafe { self.memories.write_settings(settings) }
     }
 
-    /// Begins and counts an update, and returns the decisions for its launches. If the update needs a decision of the
-    /// GPU, or its records do not fit into an argument, this call counts nothing and returns `None`.
+    /// Begins and counts an update, and returns the results that its launches need. If the update needs a decision of
+    /// the GPU, or its records do not fit into an argument, this call counts nothing and returns `None`.
     pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
         let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);

@@ -19,8 +19,8 @@ use crate::op::{STREAMS, Stream};
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
     graph: OwnedGraph,
-    /// The plan of the stepper that captured the pass. A replay compares the plan's address. This field keeps the plan
-    /// alive, so no later plan can get the same address.
+    /// The plan of the stepper that captured the pass. A replay compares this plan with the stepper's plan by address.
+    /// This field keeps the plan alive, so no later plan can get the same address.
     owner: Arc<Plan>,
     bindings: u64,
     /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.

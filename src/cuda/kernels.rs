@@ -29,7 +29,7 @@ impl Kernels {
     /// Loads the kernels. `used` lists the optimizers by row, each with a flag: whether its states are 8-bit codes.
     ///
     /// # Errors
-    /// `KernelsNotBuilt` if this build has no kernels, `Device` if the driver cannot load them.
+    /// `KernelsNotBuilt` if this build has no kernels. `Device` if the driver cannot load them.
     pub(super) fn load(driver: &Arc<dyn Driver>, used: &[(u32, bool)]) -> Result<Kernels> {
         let module = OwnedModule::load(driver)?;
         // These names contain no zero byte.

@@ -1,7 +1,7 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
-//! A launch holds its arguments and its grid, so running it takes one driver call. A custom optimizer takes one further
-//! call per parameter, to the user's code. The addresses in the arguments point into the stepper's memory, which
+//! A launch holds its arguments and its grid, so running it takes one driver call. A custom optimizer also takes one
+//! call to the user's code per parameter. The addresses in the arguments point into the stepper's memory, which
 //! outlives the launches.
 #![allow(unsafe_code)]
 
@@ -21,19 +21,19 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// If tiles move at least this many bytes on average, each block of a step processes one tile. A full tile moves this
-/// many bytes if an element moves at least 19 bytes, as with most optimizers in f32. Each parameter's last tile is
+/// If tiles move at least this many bytes on average, each block of a step processes one tile. A full tile reaches this
+/// size if a step moves at least 19 bytes per element. Most optimizers in f32 move more. Each parameter's last tile is
 /// shorter, and lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks that
 /// run at the same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 38 << 10;
 
-/// The bytes that a block moves if tiles are smaller than [`LARGE_TILE_BYTES`], for example if all tensors are bf16. A
-/// single small tile has too few loads to hide the time that a block takes to start.
+/// If tiles move fewer bytes than [`LARGE_TILE_BYTES`], for example because all tensors are bf16, each block moves
+/// about this many bytes. A single small tile has too few loads to hide the time that a block takes to start.
 const SHARE_BYTES: u64 = 224 << 10;
 
 /// The GPU has a slot for each block that can be resident. If there are enough tiles, each slot runs at least this many
-/// blocks, one after the other. With little more than one block per slot, most slots would be idle while the last
-/// blocks run.
+/// blocks, one after the other. If there were only slightly more blocks than slots, most slots would be idle while the
+/// last blocks run.
 const LEAST_TURNS: u64 = 2;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
@@ -76,7 +76,8 @@ impl Preparation<'_> {
         Ok(prepared)
     }
 
-    /// Prepares the launches of buckets that have consecutive tiles in one table.
+    /// Prepares the launches of neighbouring buckets. The k-th launches of these buckets have consecutive tiles in one
+    /// table.
     fn of_neighbours(
         &self,
         kind: Kind,
@@ -150,9 +151,10 @@ impl Preparation<'_> {
     }
 }
 
-/// How tiles are assigned to blocks. The share of a block is the number of its tiles. Launches that compute norms end
-/// in atomics, so they have only as many blocks as can be resident at a time, with equal shares. Launches of steps have
-/// blocks with short shares, or as many blocks as the caller has set. A launch for a custom optimizer has one block.
+/// How tiles are assigned to blocks. The share of a block is the number of its tiles. In a launch that computes norms,
+/// each block ends with atomic additions, so the launch has only as many blocks as can be resident at a time, with
+/// equal shares. In a launch of a step, each block has a short share, unless the caller limits the number of blocks. A
+/// launch for a custom optimizer has one block.
 #[derive(Clone, Copy)]
 enum Grid {
     One,
@@ -176,14 +178,15 @@ impl Grid {
     }
 }
 
-/// Returns the number of blocks, at most `most`, that take equal shares of the tiles. Only the last share may be
-/// smaller. A launch of exactly `most` blocks would have the same shares, and its last blocks might have no tile.
+/// Divides the tiles into equal shares for at most `most` blocks, and returns the number of blocks. Only the last share
+/// may be smaller. A launch of exactly `most` blocks would have the same shares, and its last blocks might have no
+/// tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
 /// Returns the number of blocks to launch. Each block's share of the tiles is then one large tile, or several smaller
-/// tiles that together move about [`SHARE_BYTES`]. Another kernel that runs, such as NCCL's, occupies a part of the
+/// tiles that together move about [`SHARE_BYTES`]. A concurrent kernel, such as one of NCCL's, occupies a part of the
 /// GPU's slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so the others do
 /// not wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
@@ -219,10 +222,10 @@ impl BucketLaunch {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
-    /// Enqueues the launch with a copy of its arguments, after `change` has completed the copy.
+    /// Copies the launch's arguments, lets `change` complete the copy, and enqueues the launch with the copy.
     ///
     /// # Safety
-    /// The conditions of [`enqueue`](Self::enqueue) hold with the completed arguments.
+    /// The conditions of [`enqueue`](Self::enqueue) hold for the completed arguments.
     pub(super) unsafe fn enqueue_changed(
         &self,
         driver: &dyn Driver,

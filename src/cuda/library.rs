@@ -7,12 +7,13 @@
 //! driver that has been started is never closed, because it runs threads.
 //!
 //! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
-//! cudarc was built, and a code that the enum lacks is undefined behaviour. [`Direct`] therefore declares some
-//! functions itself, with numbers as results. These functions start the driver, order or start a stream's work, ask
-//! whether the work has ended, or allocate memory for it. One of these functions is the first to report a fault on the
-//! device. The other functions make or free an object, copy, fill, call the host, or capture. This module calls the
-//! other functions through cudarc, so one risk remains: a driver newer than the enum may return a code that the enum
-//! lacks. [`call`] converts the results to numbers at once, and never matches on the enum.
+//! cudarc was built. If the driver returns another code, the behaviour is undefined. [`Direct`] therefore declares some
+//! functions itself, with numbers as results. These functions start the driver, launch or order work on a stream, query
+//! whether the work has ended, or allocate memory for the work. One of these functions is the first to report a fault
+//! on the device. The other functions make or free an object, copy or fill memory, enqueue a call to the host, or
+//! capture a stream. This module calls the other functions through cudarc, so one risk remains: a driver newer than the
+//! enum may return a code that the enum lacks. [`call`] converts the results to numbers at once, and never matches on
+//! the enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -27,7 +28,7 @@ use libloading::Library;
 use super::judge::{Judge, Take};
 use crate::error::{Error, Result};
 
-/// The oldest driver that has every function that this file lists.
+/// The oldest driver with all functions that this file lists.
 const OLDEST: &str = "CUDA 12.0";
 
 macro_rules! symbols {

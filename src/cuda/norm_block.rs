@@ -59,7 +59,7 @@ impl NormBlock {
         })
     }
 
-    /// Decides the clip coefficient, and whether steps are skipped, from the norms that were added.
+    /// From the norms that were added, decides the clip coefficient and whether steps are skipped.
     ///
     /// # Safety
     /// The stream belongs to this device.
@@ -83,8 +83,8 @@ impl NormBlock {
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 
-    /// Calls `work` with the block's address. What `work` enqueues runs after the work of earlier calls, and before the
-    /// work of later calls.
+    /// Calls `work` with the block's address. On the GPU, the work of this call runs after the work of earlier calls,
+    /// and before the work of later calls.
     pub(crate) fn during<T>(
         &mut self,
         stream: StreamHandle,

@@ -3,9 +3,10 @@
 //! A kernel of NCCL occupies the device until the other ranks run the same kernel. If two ranks start the kernels of
 //! two communicators in different orders, and a device has no room for both kernels, the ranks wait for each other
 //! forever. A newer NCCL starts kernels in the order of the calls ([`is_ordered`]). If NCCL does not order the calls,
-//! events do: a call waits for the previous call if that call belongs to another communicator. All ranks make the calls
-//! in the same order, so a kernel waits only for kernels that every rank has enqueued before. (On drivers before CUDA
-//! 12.3, NCCL's implicit order also makes each kernel wait for the previous kernel.)
+//! this module orders them with events: a call waits for the previous call if the two calls belong to different
+//! communicators. All ranks make the calls in the same order, so a kernel waits only for kernels that precede it on
+//! every rank. (On drivers before CUDA 12.3, NCCL's implicit order also makes each kernel wait for the previous
+//! kernel.)
 //!
 //! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
 //! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Calls of
@@ -38,8 +39,8 @@ pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str)
 /// The calls of one device.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Whether events order the calls of all communicators of this device, because NCCL does not order the calls of at
-    /// least one communicator.
+    /// True if NCCL does not order the calls of at least one communicator of this device. Events then order the calls
+    /// of all communicators.
     pub(super) is_by_events: bool,
     /// The last call outside of captures, and the last call in a capture.
     last: [Option<Last>; 2],
@@ -66,8 +67,8 @@ pub(super) fn on_device(device: u32) -> MutexGuard<'static, Order> {
 
 impl Order {
     /// Runs `work`, which enqueues collectives on a stream, with the device current. If events order the device's
-    /// calls, the collectives run after the collectives of other owners. NCCL itself orders the collectives of one
-    /// communicator.
+    /// calls, the collectives run after the earlier collectives of other communicators. NCCL itself orders the
+    /// collectives of one communicator.
     pub(super) fn enqueue(
         &mut self,
         owner: Option<usize>,

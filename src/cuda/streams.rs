@@ -1,9 +1,9 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
 //! A ticket names a position on a stream. Each stream has a ring of events, and one event of the ring marks the
-//! position. An event is recorded again only long after every wait for it was submitted. A wait that is submitted after
-//! the event is recorded again waits for a later position of the same stream, which is safe. All streams and events are
-//! made at construction.
+//! position. An event is recorded again only long after every wait for it was submitted. If a wait is submitted after
+//! the event was recorded again, it waits for a later position of the same stream, which is safe. All streams and
+//! events are made at construction.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Makes the streams, with the trainer's stream as `compute`. Up to `room` tickets of one stream can be waited for
-    /// at a time.
+    /// Makes the streams, with the trainer's stream as `compute`. Each stream has `room` events, so ops can wait for
+    /// the last `room` tickets of the stream.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         compute: StreamHandle,

@@ -76,8 +76,8 @@ impl CudaDevice {
         }
     }
 
-    /// If an op makes a bucket full, returns two spans of this bucket: the shard on this GPU, and the full bucket. The
-    /// shard's span is empty if the shard is on the host.
+    /// If an op fills all parameters of a sharded bucket, returns two spans of this bucket: the shard on this GPU, and
+    /// the full bucket. The shard's span is empty if the shard is on the host.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
@@ -96,7 +96,7 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the address at which an op finds a span.
+    /// Returns the address that an op uses for a span.
     pub(super) fn find(&self, span: Span) -> *mut u8 {
         let found = self.engine.memory.find(span, Reader::Op);
         found.unwrap_or_else(|| panic!("{span:?} is out of bounds"))
@@ -166,7 +166,7 @@ impl CudaDevice {
         host.enqueue(&*self.cuda.driver, op, stream)
     }
 
-    /// Copies inside the GPU's memory, or between the GPU's memory and the host's memory.
+    /// Copies a span within the GPU's memory, or between the GPU's memory and the host's memory.
     fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
         let (stream, bytes) = (self.streams.stream(on), src.bytes());
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);

@@ -2,7 +2,7 @@
 //!
 //! This file uses raw addresses and handles instead of cudarc's types. A `CudaSlice` of cudarc would order all accesses
 //! to one flat buffer. This order would prevent the overlap of steps with backward. cudarc's `CudaStream` and
-//! `CudaEvent` ask for the current context in every call. A program that uses these two types can still pass them by
+//! `CudaEvent` query the current context in every call. A program that uses these two types can still pass them by
 //! reference.
 //!
 //! The context is the device's primary context, which the CUDA runtime and every framework share. The context is never

@@ -1,11 +1,10 @@
 //! Tables of tiles for launches that get tensors at new addresses. The host writes the tiles to pinned memory, and a
 //! copy on the stream sends them to the GPU. Two pinned buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket if each call passes an address for each parameter or gradient. A table is written
-//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
-//! parameters that have moved. A launch uses the same table before and after a move. New tiles are copied to the table
-//! after all ops that read the old addresses. The host waits only if addresses change faster than the GPU copies the
-//! tiles.
+//! A bucket has a [`TileTables`] if each call passes the address of each parameter or gradient. A table is written
+//! again only if an address has changed, and never while it is in use. A stepper has a [`MovingTiles`] once a parameter
+//! has moved. A launch uses the same table before and after a move. New tiles are copied to the table after all ops
+//! that read the old addresses. The host waits only if addresses change faster than the GPU copies the tiles.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,13 +19,13 @@ use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
-/// Two tables of tiles, used in turn, for a bucket with an address for each parameter or gradient.
+/// Two tables of tiles that are used in turn, for a bucket that receives an address for each parameter or gradient.
 pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
     bases: Vec<Bases>,
-    /// The two tables. Each table has an event after the last launch that reads the table. The owner frees the tables
-    /// on a stream that first waits for all launches.
+    /// The two tables. The event of each table is recorded after the last launch that reads the table. The owner frees
+    /// the tables on a stream that first waits for all launches.
     tables: [(Arena, Event); 2],
     current: usize,
     staged: StagedTiles,
@@ -98,7 +97,7 @@ impl MovingTiles {
         Ok(MovingTiles { lists, staged })
     }
 
-    /// Enqueues copies of the tiles of all launches with parameters that have moved.
+    /// For each launch with moved parameters, enqueues a copy of its tiles.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
@@ -119,8 +118,8 @@ impl MovingTiles {
     }
 }
 
-/// Two buffers for tiles that are being sent to the GPU. Each buffer has an event after the last copies from it. If a
-/// device is dropped while such a copy may run, the device leaks the buffers.
+/// Two buffers for tiles that are being sent to the GPU. The event of each buffer is recorded after the last copies
+/// from the buffer. If a device is dropped while such a copy may run, the device leaks the buffers.
 struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],

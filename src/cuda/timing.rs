@@ -49,7 +49,8 @@ impl Timing {
         Ok(())
     }
 
-    /// Returns the ops since the last call of this function, with their times. All of these ops must have ended.
+    /// Returns the ops that were submitted since the last call of this function, with their times. All of these ops
+    /// must have ended.
     pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
         let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });

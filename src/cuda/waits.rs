@@ -1,7 +1,7 @@
 //! Waits of the host for a GPU, and failures of a device.
 //!
 //! A wait polls, so it ends if a peer is lost or a reduction hangs. A failure is sticky: every later call returns it.
-//! The trainer's own work never counts against a deadline.
+//! The time of the trainer's own work never counts toward a deadline.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -68,7 +68,7 @@ impl SegmentBases {
     /// Changes the addresses.
     ///
     /// # Safety
-    /// No launch that reads the addresses is running, and no other thread calls this.
+    /// No launch that reads the addresses is running, and no other thread calls this function.
     pub(crate) unsafe fn set(&self, change: impl FnOnce(&mut Vec<Bases>)) {
         // SAFETY: by the contract, nothing else refers to the changed memory now.
         change(unsafe { &mut *self.0.get() });
@@ -125,7 +125,7 @@ impl BucketJob {
     /// Sets the control block that later launches use.
     ///
     /// # Safety
-    /// No launch of this job is running, and no other thread calls this. The block outlives the launches.
+    /// No launch of this job is running, and no other thread calls this function. The block outlives the launches.
     pub(crate) unsafe fn set_control(&self, control: *mut InstepControl) {
         // SAFETY: by the contract, nothing else refers to the changed memory now.
         unsafe { (*self.args.get()).control = control }
@@ -134,7 +134,7 @@ impl BucketJob {
     /// Replaces the addresses of the caller's tensors.
     ///
     /// # Safety
-    /// No launch of this job is running, and no other thread calls this.
+    /// No launch of this job is running, and no other thread calls this function.
     pub(crate) unsafe fn rebind(&self, plan: &Plan, regions: &Regions) {
         // SAFETY: by the contract, nothing else refers to the arguments or the tiles now.
         let (args, tiles) = unsafe { (&mut *self.args.get(), &mut *self.tiles.get()) };
@@ -194,8 +194,8 @@ impl Chunks for BucketJob {
 /// The prefetch distance in bytes: in each array, a step prefetches this far ahead of its loads.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
-/// If the stepped memory takes fewer bytes than this in total, it is assumed to be in a cache, where prefetches do not
-/// help.
+/// If the memory of the steps takes fewer bytes than this in total, it is assumed to be in a cache, where prefetches do
+/// not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
 /// The number of pairs of chunks that a launch compares before it decides whether to prefetch. The launch prefetches if
@@ -236,15 +236,14 @@ impl Prefetches {
     }
 }
 
-/// Measures pairs of neighbouring chunks until it is decided whether the launch prefetches. In each pair, one chunk
-/// runs with prefetches and the other without. Each pair has one vote, so a single interrupted chunk hardly affects the
-/// result.
+/// Measures pairs of neighbouring chunks to decide whether the launch prefetches. In each pair, one chunk runs with
+/// prefetches and the other without. Each pair has one vote, so a single interrupted chunk hardly affects the result.
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
     /// Number of measured chunks so far. Every second chunk prefetches, even if each launch has only one chunk.
     chunks: AtomicU32,
-    /// Picoseconds per tile, of the latest chunk without prefetches and of the latest chunk with prefetches.
+    /// Picoseconds per tile: of the latest chunk without prefetches, and of the latest chunk with prefetches.
     latest: [AtomicU64; 2],
 }
 

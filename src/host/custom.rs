@@ -50,7 +50,7 @@ impl CustomStep {
     /// reads no tensor.
     ///
     /// # Safety
-    /// The step is not running, and no other thread calls this.
+    /// The step is not running, and no other thread calls this function.
     pub(super) unsafe fn rebind(&self, plan: &Plan) {
         // SAFETY: by the contract, nothing else refers to the list now.
         let params = unsafe { &mut *self.params.get() };

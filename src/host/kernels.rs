@@ -128,7 +128,7 @@ impl Kernels {
     /// Returns the build for `isa`.
     ///
     /// # Errors
-    /// `Unsupported` if the machine lacks the instruction set, `Arithmetic` if the build fails its self-test.
+    /// `Unsupported` if the machine lacks the instruction set. `Arithmetic` if the build fails its self-test.
     pub(crate) fn load(isa: Isa) -> Result<Kernels> {
         if !isa.is_available() {
             let available = Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
@@ -166,7 +166,7 @@ impl Kernels {
         unsafe { self.table.begin.unwrap_unchecked()(args) }
     }
 
-    /// Decides clipping and skipping from the norm.
+    /// Decides from the norm whether to clip and whether to skip the step.
     ///
     /// # Safety
     /// The conditions of `begin` hold.
@@ -269,7 +269,7 @@ impl Kernels {
     /// Converts stored values to f32.
     ///
     /// # Panics
-    /// If there are fewer values than `to` has elements.
+    /// Panics if `from` has fewer values than `to` has elements.
     pub(crate) fn decode(&self, from: &mut StoredValues<'_>, to: &mut [f32]) {
         let stored = from.argument(to.len());
         // SAFETY: `argument` has checked the number of values, and nothing else reaches either slice.
@@ -279,7 +279,7 @@ impl Kernels {
     /// Stores f32 values, rounded to nearest.
     ///
     /// # Panics
-    /// If `to` has room for fewer values than `from` has.
+    /// Panics if `to` has room for fewer values than `from` has.
     pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
         let stored = to.argument(from.len());
         // SAFETY: `argument` has checked the number of values, and nothing else reaches either slice.
@@ -304,7 +304,7 @@ impl Kernels {
     }
 }
 
-/// Loops that run at the speed of memory. The benches compare the speed of a step with the speed of these loops.
+/// Loops limited only by memory bandwidth. The benches compare the speed of a step with the speed of these loops.
 #[cfg(feature = "bench")]
 impl Kernels {
     /// Moves as many bytes as a step, with almost no computation: reads `arrays[0]`, and updates the other arrays in

@@ -252,7 +252,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes the `Memories` for the host's ops from the addresses of memory that another owner allocates and frees.
+    /// Makes the `Memories` for the host's ops from given addresses. Another owner allocates and frees the memory.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -327,7 +327,7 @@ impl Memories {
     /// Sets the control blocks of all clip sets except set 0.
     ///
     /// # Safety
-    /// No op has been submitted, and control memory has as many of these blocks as `sets`.
+    /// No op has been submitted, and control memory has one of these blocks for each item of `sets`.
     pub(crate) unsafe fn write_sets(&self, sets: impl Iterator<Item = InstepControl>) {
         let first = self.regions().further_controls().0;
         // SAFETY: control memory was made for these blocks and is aligned. By the contract, nothing else touches it.
@@ -427,7 +427,7 @@ impl Memories {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) }
     }
 
-    /// Sets how many updates a record counts, and the number that its optimizer carries from update to update.
+    /// Sets a record's number of updates, and the number that its optimizer carries from update to update.
     ///
     /// # Safety
     /// No op that touches control memory is running or queued.
@@ -456,7 +456,7 @@ impl StoredValues<'_> {
     /// Returns the kernels' argument for `count` elements.
     ///
     /// # Panics
-    /// If there are fewer elements, or the format is unknown.
+    /// Panics if there are fewer elements, or if the format is unknown.
     pub(super) fn argument(&mut self, count: usize) -> InstepStored {
         let bytes = match self.format {
             INSTEP_DTYPE_F32 => 4 * count,

@@ -40,8 +40,8 @@ use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
-/// The origin of measured times. All ranks of a process have the same origin, so one diagram can show the times of
-/// several ranks.
+/// The origin of measured times. All ranks of a process measure times from this origin, so one diagram can show the
+/// times of several ranks.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.

@@ -52,7 +52,7 @@ unsafe impl Send for Scratch {}
 /// Runs `body` once per rank, each time on a separate thread. Returns the results in the order of the ranks.
 ///
 /// The ranks share one pool of kernel threads. `INSTEP_THREADS` sets the number of these threads, by default one per
-/// core. A body that can fail with errors of another type returns its own `Result` inside `T`.
+/// core. If the body can fail with errors of another type, let `T` be a `Result` with these errors.
 ///
 /// # Errors
 /// `Config` for a world size of 0 or above 1024. Otherwise, returns the error of the rank that failed first. A panic
@@ -152,8 +152,8 @@ impl InProcess {
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
-    /// split, other ranks' calls on that split end with `Deadline`. Other ranks' calls end with `PeerLost` instead once
-    /// the rank has dropped all its communicators.
+    /// split, other ranks' calls on that split end with `Deadline`. Once the rank has dropped all its communicators,
+    /// these calls end with `PeerLost` instead.
     ///
     /// ```
     /// use instep::{Adam, InProcess, Layout, Result, Stepper, in_process};
@@ -193,9 +193,9 @@ impl InProcess {
     }
 }
 
-/// Replaces the integers in every rank's buffer by their sum, maximum or minimum over the ranks. `kind` selects which.
-/// `part` takes the count of integers, and returns the range that this call combines. Integers are accessed as bytes,
-/// because buffers may be unaligned.
+/// Replaces the integers in every rank's buffer by their sum, maximum or minimum over the ranks. `kind` selects the
+/// operation. `part` takes the count of integers, and returns the range that this call combines. Integers are accessed
+/// as bytes, because buffers may be unaligned.
 ///
 /// # Safety
 /// Every buffer is valid for `bytes` bytes. Buffers do not overlap, and nothing else touches this part of a buffer.
@@ -221,8 +221,8 @@ pub(crate) unsafe fn combine(
 }
 
 /// # Safety
-/// Every buffer is valid for the numbers of `part`. Buffers do not overlap, and nothing else touches this part of a
-/// buffer.
+/// Every buffer is valid for the numbers in the range `part`. Buffers do not overlap, and nothing else touches this
+/// part of a buffer.
 unsafe fn combine_numbers<const BYTES: usize>(
     ranks: &[*mut u8],
     part: Range<u64>,

@@ -2,8 +2,9 @@
 //!
 //! **Arrival may be refused**: if another rank is lost or late, or makes a different call, this rank withdraws under
 //! the same lock and gets an error. **Departure must not be interrupted**: until all ranks depart, they access each
-//! other's memory, and a rank that returned early could free its memory. This phase always ends. Splits meet
-//! independently and fail together, so one lock covers all splits. The rendezvous itself never touches the buffers.
+//! other's memory, and a rank that returned early could free memory that other ranks still access. This phase always
+//! ends. Splits meet independently and fail together, so one lock covers all splits. The rendezvous itself never
+//! touches the buffers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -26,7 +27,7 @@ struct State {
     failure: Option<(u32, Error)>,
 }
 
-/// The number of seats that one rank has taken over all splits, and how many of these seats it has given up.
+/// For one rank and all splits: how many seats the rank has taken, and how many of these seats it has given up.
 #[derive(Clone, Copy, Default)]
 struct Member {
     /// Number of seats that the rank has taken. The rank's next seat is in a split with this `number`.
@@ -40,12 +41,12 @@ pub(crate) type Arrived = (CallKey, Addresses);
 
 /// One sequence of meetings of some ranks. The lists of a split are in the order of `ranks`.
 struct Split {
-    /// How many seats each rank of this split had taken before its seat here. Groups that ranks make at the same point
-    /// have the same number.
+    /// How many seats each rank of this split had taken before its seat in this split. Groups that ranks make at the
+    /// same point have the same number.
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
-    /// For each rank, the text of its latest call, for the error if ranks differ.
+    /// For each rank, the text of its latest call. If the calls differ, the error quotes these texts.
     words: Vec<Option<Arc<Words>>>,
     arrived: usize,
     departed: usize,
@@ -65,8 +66,8 @@ pub(crate) struct Seat {
     /// The rank's index among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable. The seat has this clone so that a thread can reach the variable without the lock
-    /// on the state.
+    /// The split's condition variable. The seat has its own clone, so a thread can reach the variable without locking
+    /// the state.
     changed: Arc<Condvar>,
 }
 
@@ -76,8 +77,8 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// Returns a seat for the rank `ranks[place]`. The seat is in the first split of these ranks where the rank has no
-    /// seat. If another rank has made a different group at that point, the whole group ends with an error.
+    /// Returns a seat for the rank `ranks[place]`. The seat is in the first split of these ranks in which this rank has
+    /// not taken a seat. If another rank has made a different group at that point, the whole group ends with an error.
     pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
         let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];

@@ -10,14 +10,14 @@
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Arrays alias if their starts within a page are closer together than this.
+/// Arrays alias if fewer bytes than this separate their starts within a page.
 const NEAR: u64 = 512;
 
-/// Starts are multiples of 256 bytes, so they are aligned for any vector.
+/// Arrays start at multiples of 256 bytes, so they are aligned for any vector.
 const GRAIN: u64 = 256;
 
-/// The starts within a page of the arrays that were placed here and of the caller's arrays, each with the array's
-/// number of bytes.
+/// For each array that was placed here, and for each array of the caller: its start within a page, and its number of
+/// bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Stagger {
     taken: Vec<(u64, u64)>,
@@ -44,8 +44,8 @@ impl Stagger {
     }
 }
 
-/// Returns the distance between two starts within a page. Positions wrap around at the end of the page, and the shorter
-/// of the two distances is returned.
+/// Returns the distance in bytes between two offsets within a page. Offsets wrap around at the end of the page, and the
+/// shorter of the two distances is returned.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

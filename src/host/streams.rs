@@ -73,7 +73,7 @@ impl<E: Run> Streams<E> {
         Arc::new(Streams { executor, rank, origin, timed, is_inline, state, work, passed: Condvar::new() })
     }
 
-    /// Starts the threads. If the system refuses a thread, the device is poisoned.
+    /// Starts the threads. If the system cannot start a thread, the device is poisoned.
     pub(crate) fn start(self: &Arc<Self>) {
         if self.is_inline {
             return;
@@ -140,7 +140,7 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Blocks until the ticket has been passed or something has failed.
+    /// Blocks until the ticket has been passed or the device has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut state = self.wait_passed(self.lock(), ticket);
         // The group must learn of the failure before the trainer does. Otherwise the trainer could end its rank first,

@@ -52,8 +52,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns two maximum norms. `Begin` uses the first to clip by the previous pass's norm. `Decide` uses the second
-    /// to clip by the norm of a pass or a bucket.
+    /// Returns two maximum norms. With the first one, `Begin` clips by the norm of the previous pass. With the second
+    /// one, `Decide` clips by the norm of a pass or a bucket.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
@@ -95,7 +95,7 @@ struct Round {
 }
 
 /// A kernel in a round, and its number of states. If several optimizers of the round use the kernel, `states` is the
-/// largest of their numbers of states.
+/// number for the optimizer with the most states.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -130,8 +130,8 @@ pub(crate) struct NormStop {
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the launches of one stage of a step. Stage 0 begins with the step, and each stop begins the next stage. The
-/// last stage extends to the end of the step.
+/// Returns the launches of one stage of a step. Stage 0 starts at the beginning of the step, and each stop starts the
+/// next stage. The last stage extends to the end of the step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
@@ -375,8 +375,8 @@ impl Assignment {
     }
 
     /// Returns for each bucket whether its step can share a launch with the next bucket's step. Two buckets share a
-    /// launch only if their launches differ only in the segments, their storage and clip set are equal, and their
-    /// states are adjacent in memory.
+    /// launch only if they have the same storage and the same clip set, their states are adjacent in memory, and their
+    /// launches are equal except for the segments.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // The caller's tensors are not adjacent in memory, and they may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();

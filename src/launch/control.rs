@@ -3,8 +3,8 @@
 //!
 //! The arguments are the same for every executor. From these arguments, the kernels decide whether to clip or skip a
 //! step. Control memory has control blocks and records. Records are in the assignment's order: round by round, and in
-//! each round in the order of the plan's segments. Only this file checks a step count that is set from outside. This
-//! file refuses a count that is too large. For NAdam, it also refuses a count without the product of momenta.
+//! each round in the order of the plan's segments. Only this file checks the step counts that a caller sets. This file
+//! refuses a count that is too large. For NAdam, this file also refuses a count without the product of momenta.
 
 use std::ptr;
 
@@ -223,7 +223,7 @@ impl StepCount {
     /// Counts must be below this number, so that they cannot overflow later.
     const END: u64 = 1 << 63;
 
-    /// Converts the count to a record's progress. `carries` tells whether the parameter's optimizers need a scalar from
+    /// Converts the count to a record's progress. `carries` is true if the parameter's optimizers need a scalar from
     /// earlier passes, such as NAdam's product of momenta.
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl StepCount {
     }
 }
 
-/// The text by which errors describe the valid carried numbers.
+/// The text that describes valid carried numbers in errors.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

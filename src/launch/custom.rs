@@ -1,4 +1,4 @@
-//! The calls of a user's own code in a launch. There is one call for each parameter, with the addresses of the
+//! The calls to a user's own code in a launch. There is one call for each parameter, with the addresses of the
 //! parameter's tensors.
 //!
 //! All tensors are f32, because the builder refuses any other precision. This file dereferences no address.

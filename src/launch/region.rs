@@ -72,18 +72,18 @@ pub(crate) struct Counts {
     pub(crate) records: usize,
     /// The number of records with norms, for optimizers that scale the update by norms.
     pub(crate) norms: usize,
-    /// The number of control blocks of single buckets. This number is above 0 only if each bucket is clipped
-    /// separately.
+    /// The number of control blocks that belong to single buckets. This number is above 0 only if each bucket is
+    /// clipped separately.
     pub(crate) bucket_controls: usize,
-    /// Number of control blocks of clip sets after the first. A stepper has either these blocks or blocks of single
-    /// buckets.
+    /// Number of control blocks that belong to clip sets other than set 0. A stepper with these blocks has no blocks
+    /// for single buckets.
     pub(crate) set_controls: usize,
     pub(crate) states: usize,
 }
 
 impl Counts {
     /// Returns the number of bytes of control memory: the pass's control block, the blocks of single buckets or of
-    /// further clip sets, the records, then their norms.
+    /// further clip sets, the records, and the norms of the records.
     pub(crate) fn control_bytes(&self) -> usize {
         self.norms_at() + self.norms * size_of::<InstepNorms>()
     }

@@ -35,13 +35,13 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// The number of bytes that the launch moves over the memory bus, without control memory. If a bucket has several
-    /// kinds of optimizer, each launch gets a share of the bucket's bytes, in proportion to its elements.
+    /// The number of bytes that the launch moves over the memory bus, not counting control memory. If a bucket has
+    /// several kinds of optimizer, each launch gets a share of the bucket's bytes, in proportion to its elements.
     pub(crate) moved_bytes: u64,
 }
 
 impl Launch {
-    /// Returns the launches of a bucket's norm or step, in order, on a stepper's memory.
+    /// Returns the launches of a bucket's norm or step, in order, with addresses in a stepper's memory.
     pub(crate) fn all(
         kind: Kind,
         bucket: u32,
@@ -226,7 +226,7 @@ pub(crate) fn rebind(
     kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
-/// Replaces the tiles' offsets or earlier addresses by the current addresses of their parameters. Before each
+/// In each tile, replaces the offset or the earlier address by the current address of the tile's elements. Before each
 /// replacement, calls `check` with the span of the parameters. Returns whether any tile has changed.
 fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
     let (segments, mut has_changed) = (plan.segments().len() as u32, false);
@@ -246,8 +246,8 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
-/// Returns the kernels' constant (`INSTEP_GRADIENTS_*`) for what a launch does with stepped gradients. If gradients are
-/// to be released, the launch does not change them. A later op releases them.
+/// Returns the kernels' constant (`INSTEP_GRADIENTS_*`) that selects what a launch does with stepped gradients. If
+/// gradients are to be released, the launch does not change them. A later op releases them.
 fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
@@ -291,8 +291,9 @@ fn average_weight(beta: f64) -> (u32, f32) {
 }
 
 /// Divides segments of a bucket into tiles. `record` returns the index of a segment's record in the launch's round, and
-/// `first_record` the index of its record in the first round. All offsets count from the start of this rank's part of
-/// the bucket. With `with_empty_tiles`, a segment that has no elements on this rank gets a tile without elements.
+/// `first_record` returns the index of the segment's record in the first round. All offsets count from the start of
+/// this rank's part of the bucket. With `with_empty_tiles`, a segment that has no elements on this rank gets a tile
+/// without elements.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
@@ -339,8 +340,7 @@ pub(super) fn tiles(
     tiles
 }
 
-/// Returns the number of full tiles in a run that starts where `elements` elements of a segment are left. The number is
-/// at least 1 and at most `longest`.
+/// Returns the number of full tiles in the next `elements` elements of a segment, but at least 1 and at most `longest`.
 fn run_of(elements: u64, longest: u32) -> u32 {
     (elements / u64::from(INSTEP_TILE_ELEMENTS)).clamp(1, longest.into()) as u32
 }

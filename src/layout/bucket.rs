@@ -97,7 +97,7 @@ impl Segment {
         }
     }
 
-    /// Returns the end of the longest run of elements that starts at `at`, ends at `end` or before, and has no gap
+    /// Returns the end of the longest run of elements that starts at `at`, ends no later than `end`, and has no gap
     /// between its states.
     pub(crate) fn run_end(&self, at: u64, end: u64) -> u64 {
         match self.row {
@@ -154,8 +154,8 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. A bucket with a single shard counts as sharded only if counts of ranks
-    /// follow the shard.
+    /// Returns whether the bucket is sharded. With a single shard, the bucket is sharded only if the shard is followed
+    /// by a tail block with counts of ranks.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }
@@ -170,7 +170,7 @@ impl Bucket {
         start..start + len
     }
 
-    /// Returns the range of the gradients that this rank steps, without counts of ranks.
+    /// Returns the range of gradients that this rank steps. The range excludes counts of ranks.
     pub(crate) fn summed(&self) -> Range<u64> {
         if self.is_sharded() {
             let first = self.start + (self.shard.start - self.params.start);
@@ -179,7 +179,7 @@ impl Bucket {
         self.start..self.tail.start
     }
 
-    /// Returns the number of elements of all shards together.
+    /// Returns the total number of elements of all shards.
     pub(crate) fn shared_len(&self) -> u64 {
         self.tail.start - self.start
     }

@@ -1,11 +1,11 @@
 //! Cuts a layout into buckets, for given bucket caps and a world size.
 //!
-//! A bucket holds parameters of one precision and one clip set, up to a cap. Parameters are added in a given order. As
-//! in DDP, each combination of precision and clip set has its own open bucket. A bucket closes at the parameter that
-//! reaches the cap. Buckets are in the order of their last parameters, which is the order in which backward completes
-//! them. Every segment starts at a multiple of 256 elements, and every bucket is padded to a multiple of 256 times the
-//! number of shards. Shards, norm leaves and vectors are therefore aligned for any cap. Every sum and product is
-//! checked, and a plan of 2^56 elements or more is an error.
+//! A bucket holds parameters of one precision and one clip set, up to a cap. Parameters are added to buckets in a given
+//! order. As in DDP, each combination of precision and clip set has its own open bucket. A bucket closes at the
+//! parameter that reaches the cap. Buckets are in the order of their last parameters, which is the order in which
+//! backward completes them. Every segment starts at a multiple of 256 elements, and every bucket is padded to a
+//! multiple of 256 times the number of shards. Shards, norm leaves and vectors are therefore aligned for any cap. Every
+//! sum and product is checked, and a plan of 2^56 elements or more is an error.
 
 use std::ops::Range;
 
@@ -17,12 +17,12 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Storages, Tails};
 
 impl Plan {
-    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` asks for. Parameters of different
+    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` requests. Parameters of different
     /// precisions never share a bucket. Buckets are in the order in which backward completes them.
     ///
     /// # Errors
     /// `Config` if a cap or the world size is zero, if a [precision](crate::Precision) has no kernel, or if `tails`
-    /// asks for counts and the gradients' type cannot represent all counts up to the world size. `Layout` if a
+    /// requests counts and the gradients' type cannot represent all counts up to the world size. `Layout` if a
     /// parameter's own type does not fit its precision, or if the padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
@@ -52,9 +52,9 @@ impl Plan {
         Plan::filled(layout, cut, storages, backward)
     }
 
-    /// Returns a plan with the same buckets, in which this rank has and steps only one shard of each bucket. All shards
-    /// of a bucket have the same length. If a shard ends inside a parameter, it ends at a multiple of 256 of the
-    /// parameter's elements. [Local](crate::LayoutBuilder::local) parameters stay full.
+    /// Returns a plan with the same buckets, in which this rank steps only one shard of each bucket and has only this
+    /// shard's states. All shards of a bucket have the same length. If a shard ends inside a parameter, it ends at a
+    /// multiple of 256 elements from the parameter's start. [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors
     /// `Config` if the rank is not below the world size. `Layout` if the buckets hold 2^56 elements or more.
@@ -206,8 +206,8 @@ impl Plan {
     }
 }
 
-/// The error of a plan that is too large. The error names the parameter that closes the bucket, because buckets have no
-/// names.
+/// Returns the error for a plan that is too large. The error names the parameter that closes the bucket, because
+/// buckets have no names.
 fn too_large(name: &str, world_size: u32) -> Error {
     let wrong = format_args!("its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements");
     Error::layout(format_args!("`{name}`"), wrong, "use fewer ranks or larger buckets")
@@ -222,7 +222,7 @@ fn largest_count(dtype: DType) -> u32 {
     }
 }
 
-/// Fills buckets with parameters, one open bucket per kind (storage and clip set).
+/// Fills buckets with parameters. Each kind (storage and clip set) has one open bucket.
 pub(super) struct Filling<'a> {
     resolved: &'a Resolved,
     caps: BucketCaps,

@@ -1,8 +1,8 @@
-//! Element types of every tensor, and the precision of each parameter. Groups and single parameters may have another
-//! precision than the default.
+//! Element types of every tensor, and the precision of each parameter. Groups and single parameters may have a
+//! precision other than the default.
 //!
-//! Arithmetic is f32 for every storage type. A value is rounded once, when it is stored. This module rejects a
-//! combination of types that no kernel supports, before any step runs. The error names the option, the group or the
+//! Arithmetic is f32 for every storage type. A value is rounded once, when it is stored. Before any step runs, this
+//! module rejects a combination of types that no kernel supports. The error names the option, the group or the
 //! parameter.
 
 use std::collections::HashMap;
@@ -44,15 +44,15 @@ pub enum Moments {
     /// 4 bytes per element.
     #[default]
     F32 = INSTEP_MOMENTS_F32,
-    /// 2 bytes per element. An average does not change if a step would change it by less than 1/512 of its value,
-    /// unless rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore
-    /// never falls.
+    /// 2 bytes per element. Unless rounding is [stochastic](Rounding::Stochastic), an average stays unchanged if the
+    /// change would be less than 1/512 of its value. With a decay rate of 0.999, the second moment therefore never
+    /// falls.
     BF16 = INSTEP_MOMENTS_BF16,
     /// An 8-bit code per element, and an f32 scale per block of 256 elements. The first block begins at the start of
-    /// the parameter. With rounding to nearest, an average does not change if a step would change it by less than half
-    /// the gap between two neighbouring codes. Near the largest value of the block, half the gap is about 1/125 of the
+    /// the parameter. With rounding to nearest, an average stays unchanged if the change would be less than half the
+    /// gap between two neighbouring codes. Near the largest value of the block, half the gap is about 1/125 of the
     /// value. A second moment with decay rate 0.999 then falls too late, and steps are too small until it falls. Use
-    /// [stochastic](Rounding::Stochastic) rounding, because it does not change the mean. Second moments below 2^-90 may
+    /// [stochastic](Rounding::Stochastic) rounding, which does not change the mean. Second moments below 2^-90 may
     /// become zero, so an eps below 2^-45 is refused.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
@@ -65,22 +65,21 @@ pub enum Rounding {
     #[default]
     Nearest,
     /// Rounds up or down at random, so that the expected result is the exact value. The random bits depend on the seed,
-    /// the parameter's number of updates and the element's place in the layout. The random bits do not depend on
-    /// buckets, ranks, threads or device. The result therefore has the same bits everywhere, and a resumed run has the
-    /// bits of an uninterrupted run.
+    /// the parameter's number of updates and the element's position in the layout. The random bits do not depend on
+    /// buckets, ranks, threads or device. The result therefore has the same bits everywhere, and a resumed run computes
+    /// the same bits as an uninterrupted run.
     Stochastic {
-        /// The seed of the random bits. It must be the same on all ranks.
+        /// The seed of the random bits. The seed must be the same on all ranks.
         seed: u64,
     },
 }
 
 /// Element types of one stepper's tensors.
 ///
-/// A master requires 16-bit parameters, and a remainder requires bf16 parameters. Stochastic rounding requires at least
-/// one kind of tensor that it rounds: bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or
-/// states that are not f32. Stochastic rounding is refused for f16 parameters without a master.
-/// [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse 8-bit states, and centered [RMSprop](crate::RmsProp)
-/// supports only f32 states.
+/// A master requires 16-bit parameters, and a remainder requires bf16 parameters. Stochastic rounding requires bf16
+/// parameters without a master, bf16 parameters with [`Remainder8`](Master::Remainder8), or states that are not f32.
+/// Stochastic rounding is refused for f16 parameters without a master. [Adadelta](crate::Adadelta) and
+/// [Rprop](crate::Rprop) refuse 8-bit states, and centered [RMSprop](crate::RmsProp) supports only f32 states.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -108,7 +107,7 @@ pub enum Rounding {
 pub struct Precision {
     /// The type of parameters.
     pub param: DType,
-    /// The type of gradients, and the type in which ranks reduce gradients.
+    /// The type of gradients, which is also the type in which ranks reduce gradients.
     pub grad: DType,
     /// How the low bits of 16-bit parameters are stored.
     pub master: Master,
@@ -178,7 +177,7 @@ impl From<Precision> for Storage {
 }
 
 impl Master {
-    /// Returns the size of one element.
+    /// Returns the size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
             Master::None => 0,
@@ -190,7 +189,7 @@ impl Master {
 }
 
 impl Moments {
-    /// Returns the size of one element, without the scales of blocks.
+    /// Returns the size of one element in bytes, without the scales of blocks.
     pub const fn bytes(self) -> u64 {
         match self {
             Moments::F32 => 4,
@@ -208,12 +207,12 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also has the
-/// group clips, because all parameters of a bucket must have one precision and be clipped together.
+/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also stores
+/// the group clips, because all parameters of a bucket must have one precision and be clipped together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. All
-/// other fields of its group's precision still apply, with one exception. An f32 parameter has no [master](Master), and
-/// only states that lose bits are rounded stochastically.
+/// other fields of its group's precision still apply, with one exception: an f32 parameter has no [master](Master), so
+/// only its states can be rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
     common: Storage,
@@ -361,7 +360,7 @@ impl Resolved {
 }
 
 impl Precision {
-    /// Returns the precision of a parameter with its own type `dtype`, in a group of this precision.
+    /// Returns the precision of a parameter that has its own type `dtype` and is in a group with this precision.
     fn with_type(self, dtype: DType) -> Precision {
         let mut precision = Precision { param: dtype, grad: dtype, ..self };
         if dtype == DType::F32 {

@@ -1,8 +1,8 @@
 //! A plan of one bucket. Parameters and states have the same offsets as gradients.
 //!
 //! This module depends only on the layout. Gradients and parameters get no padding, so a framework's flat buffers can
-//! be used without a copy. A flat plan has only the bucket's parameters, in the order of their offsets. No schedule
-//! uses a flat plan.
+//! be used without a copy. A flat plan contains only the bucket's parameters, in the order of their offsets. No
+//! schedule uses a flat plan.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
@@ -15,9 +15,9 @@ impl Plan {
     /// Builds the plan of one bucket. Also returns the index of each segment's parameter in the bucket's list.
     ///
     /// # Errors
-    /// `Layout` if the bucket is empty, or if an offset splits a block of 8-bit states. `Layout` also if a gradient
-    /// ends outside the bucket, overlaps another gradient or is listed twice. `Config` if no kernel supports the
-    /// precision.
+    /// `Layout` if the bucket is empty, or if an offset splits a block of 8-bit states. Also returns `Layout` if a
+    /// gradient ends outside the bucket, overlaps another gradient or is listed twice. `Config` if no kernel supports
+    /// the precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,
@@ -64,7 +64,7 @@ impl Plan {
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
     }
 
-    /// Turns a parameter's segment into the shard that these rows describe.
+    /// Turns a parameter's segment into the shard that `rows` describes.
     fn take_rows(&mut self, layout: &Layout, id: ParamId, rows: Rows, moments: Moments) -> Result<()> {
         let (param, Rows { row, first }) = (layout.index(id)?, rows);
         let thing = || format!("rows of `{}`", layout.parameters()[param].name);
@@ -87,8 +87,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns an error if the padded states of rows extend past the bucket's end, or into the states of the next
-    /// parameter.
+    /// Returns an error if the padded states of a parameter's rows extend past the bucket's end, or into the states of
+    /// the next parameter.
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {

@@ -1,7 +1,7 @@
 //! Buckets with offsets that the caller has chosen.
 //!
 //! This file has only offsets. The stepper has the addresses. The caller chooses the offsets of gradients. The plan
-//! computes the offsets of parameters and states. A foreign bucket has no tail block, so it counts no ranks.
+//! computes the offsets of parameters and states. A foreign bucket has no tail block, so it has no counts of ranks.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Storages};
 
-/// One flat gradient buffer and the gradients in it. Offsets and lengths are elements.
+/// One flat gradient buffer and the gradients in it. Offsets and lengths are in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignBucket {
     pub(super) len: u64,
@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// Describes a listed parameter that consists of some rows of a larger parameter.
+/// Describes a parameter of the bucket that consists of some rows of a larger parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -38,11 +38,11 @@ impl ForeignBucket {
         self
     }
 
-    /// Declares that a listed parameter is a shard of a larger parameter. The shard consists of some rows of the larger
-    /// parameter, each with `row` elements. `first` is the index of the shard's first element among the elements of all
-    /// full parameters. If a [`BucketStep`](crate::BucketStep) steps the shard, the shard gets the same bits as in a
-    /// step of the full parameter. For this purpose, stochastic rounding counts elements from `first`, and no block of
-    /// 8-bit states crosses the end of a row.
+    /// Declares that a parameter of this bucket is a shard of a larger parameter. The shard consists of some rows of
+    /// the larger parameter, each with `row` elements. `first` is the index of the shard's first element among the
+    /// elements of all full parameters. If a [`BucketStep`](crate::BucketStep) steps the shard, the shard gets the same
+    /// bits as in a step of the full parameter. To get these bits, stochastic rounding counts elements from `first`,
+    /// and no block of 8-bit states crosses the end of a row.
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. For
@@ -149,13 +149,13 @@ fn listed_twice(name: &str) -> Error {
 }
 
 impl Plan {
-    /// Builds the plan of a layout that has its gradients in these buckets. The buckets are numbered in the given
-    /// order.
+    /// Builds a plan of the layout, with the gradients in these buckets. The buckets are numbered in the given order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or end
-    /// outside their bucket. `Layout` also if the parameters of a bucket differ in [precision](crate::Precision) or
-    /// [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a kernel.
+    /// outside their bucket. Also returns `Layout` if the parameters of a bucket differ in
+    /// [precision](crate::Precision) or [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a
+    /// kernel.
     pub fn foreign(
         layout: &Layout,
         buckets: &[ForeignBucket],

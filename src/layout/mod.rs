@@ -1,8 +1,8 @@
 //! The parameters in registration order, with their names, lengths and numbers of uses.
 //!
 //! This module computes offsets and has no tensors. All ranks must have the same [`Layout`]. A [`Plan`] is a layout
-//! that is divided into buckets, for given bucket caps and a world size. Layouts and plans depend on no device, so they
-//! can be built and inspected anywhere.
+//! that is divided into buckets, for given bucket caps and a world size. Layouts and plans do not depend on a device,
+//! so they can be built and inspected anywhere.
 
 mod bucket;
 mod cut;
@@ -39,7 +39,7 @@ pub enum SegmentAction {
     /// divide it by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never
     /// causes a skip.
     Average = INSTEP_ACTION_AVERAGE,
-    /// Touches nothing: the gradient stays the sum over ranks, and the parameter does not change.
+    /// Changes nothing: the gradient remains the sum over ranks, and the parameter does not change.
     Leave = INSTEP_ACTION_LEAVE,
 }
 
@@ -95,7 +95,7 @@ struct Groups {
     by_name: NameIndex,
 }
 
-/// The group of all parameters that were not put into another group.
+/// The name of the group for parameters that were not put into another group.
 pub const DEFAULT_GROUP: &str = "default";
 
 /// The largest number of dimensions that numpy, PyTorch and our own reader all support.
@@ -111,7 +111,7 @@ pub struct LayoutBuilder {
 }
 
 impl Default for LayoutBuilder {
-    /// Returns a builder without parameters, as [`Layout::builder`] does.
+    /// Returns a builder without parameters, like [`Layout::builder`].
     fn default() -> LayoutBuilder {
         let mut groups = Groups::default();
         groups.place(DEFAULT_GROUP.into());
@@ -137,7 +137,8 @@ impl LayoutBuilder {
     }
 
     /// Sets the dimensions of the parameter added last. [Checkpoints](crate::checkpoint) store the dimensions. Steps do
-    /// not depend on them, so layouts that differ only in dimensions have the same [fingerprint](Layout::fingerprint).
+    /// not depend on dimensions, so layouts that differ only in dimensions have the same
+    /// [fingerprint](Layout::fingerprint).
     ///
     /// ```
     /// let layout = instep::Layout::builder().param("weight", 64 * 10).shape([64, 10]).build()?;
@@ -178,8 +179,8 @@ impl LayoutBuilder {
         self.last("in_group", |last| last.group = group)
     }
 
-    /// Declares that the parameter added last is handed over up to `uses` times in a pass (tied weights). Its gradient
-    /// counts as complete at the last hand-over, or at the end of the pass.
+    /// Declares that the parameter added last is handed over up to `uses` times in a pass (tied weights). The
+    /// parameter's gradient is complete at the last hand-over, or at the end of the pass.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -204,11 +205,11 @@ impl LayoutBuilder {
         self.last("action", |last| last.action = action)
     }
 
-    /// Makes the parameter added last local to each rank. Its gradient is not reduced, and each rank steps the
-    /// parameter with its own gradient. The parameter is never broadcast. The gradient is not part of the global norm
-    /// and is not clipped. A skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter
-    /// does not skip the pass, because only this rank has the gradient. The parameter is then stepped with the infinite
-    /// or NaN gradient.
+    /// Makes the parameter added last local to each rank. The parameter's gradient is not reduced: each rank steps the
+    /// parameter with the rank's own gradient. The parameter is never broadcast. The gradient is not part of the global
+    /// norm and is not clipped. A skipped pass skips the parameter too. An infinite or NaN gradient of a local
+    /// parameter does not skip the pass, because only this rank has the gradient. The parameter is then stepped with
+    /// the infinite or NaN gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -242,9 +243,9 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. `Layout` also
-    /// if a shape does not match its parameter's length, if an option comes before the first parameter, or if the
-    /// layout has 2^56 elements or more.
+    /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. Also returns
+    /// `Layout` if a shape does not match its parameter's length, if an option comes before the first parameter, or if
+    /// the layout has 2^56 elements or more.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {

@@ -30,8 +30,8 @@ impl NameIndex {
         (found != FREE).then_some(found)
     }
 
-    /// Adds a name. The caller then appends the name to the list. If the list already has the name, returns its index
-    /// and adds nothing.
+    /// Adds a name, which the caller must then append to the list. If the list already has the name, returns the name's
+    /// index and adds nothing.
     pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         if 2 * (self.len + 1) > self.slots.len() {
             self.grow(&name_at);
@@ -45,7 +45,7 @@ impl NameIndex {
         None
     }
 
-    /// Returns the slot that has the name, or else the free slot for it. Returns `None` if there are no slots.
+    /// Returns the slot of the name, or the free slot in which the name belongs. Returns `None` if there are no slots.
     fn slot<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let hash = fold(EMPTY, name.as_bytes());

@@ -1,9 +1,9 @@
 //! A layout that is divided into buckets. A plan gives the offset of every segment to the schedule, the checker and the
 //! devices.
 //!
-//! Gradients, parameters and states have the same offsets, unless the buckets are foreign. `cut.rs` makes a plan from
-//! caps and a world size, and `foreign.rs` makes a plan from the caller's buckets. A plan always has fewer than 2^56
-//! elements.
+//! Unless the caller chose the buckets, gradients, parameters and states have the same offsets. `cut.rs` makes a plan
+//! from caps and a world size, and `foreign.rs` makes a plan from the caller's buckets. A plan always has fewer than
+//! 2^56 elements.
 
 use std::ops::Range;
 
@@ -68,7 +68,7 @@ impl Plan {
         Plan { gradients, ..self }
     }
 
-    /// Returns the plan with the actions of another plan of the same layout.
+    /// Returns this plan with the segment actions of another plan for the same layout.
     pub(crate) fn with_actions_of(mut self, other: &Plan) -> Plan {
         for segment in &mut self.segments {
             segment.action = other.segment_of(segment.param as usize).action;
@@ -132,7 +132,8 @@ impl Plan {
         runs
     }
 
-    /// Changes the action of segments from `from` to `to`, if `is_changed` returns true for the segment's parameter.
+    /// For each segment with the action `from`, sets the action to `to` if `is_changed` returns true for the segment's
+    /// parameter.
     pub(crate) fn change_actions(
         &mut self,
         [from, to]: [SegmentAction; 2],
@@ -145,14 +146,14 @@ impl Plan {
         }
     }
 
-    /// Returns the number of elements of the parameters' arena, padding included. Unless the plan is
-    /// [sharded](Self::sharded), each state's arena has the same length. The states of a sharded plan have only the
-    /// elements of this rank's shards.
+    /// Returns the number of elements in the parameters' arena, including padding. Unless the plan is
+    /// [sharded](Self::sharded), each state's arena has the same number of elements. The state arenas of a sharded plan
+    /// contain only the elements of this rank's shards.
     pub fn arena_len(&self) -> u64 {
         self.len
     }
 
-    /// Returns the number of elements of the arena of gradients, tails and padding included.
+    /// Returns the number of elements in the gradients' arena, including tail blocks and padding.
     pub fn grads_len(&self) -> u64 {
         self.grads_len
     }
@@ -215,7 +216,7 @@ impl Plan {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that lie in this rank's shard. This rank steps these elements. Unless the
+    /// Returns the elements of a parameter that are in this rank's shard. This rank steps these elements. Unless the
     /// plan is [sharded](Self::sharded), these are all elements of the parameter. `param` is the parameter's index in
     /// registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
@@ -223,7 +224,7 @@ impl Plan {
         self.bucket_of(segment).shard_of_segment(segment)
     }
 
-    /// Returns whether gradients and parameters lie in the caller's memory, where each bucket and each parameter has
+    /// Returns whether gradients and parameters are in the caller's memory, where each bucket and each parameter has
     /// its own address.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
@@ -241,7 +242,7 @@ impl Plan {
     }
 
     /// Returns the gradients that are not needed after this bucket's step, in as few ranges as possible. The ranges
-    /// leave out gradients with the action `Average` or `Leave`, and the counts after the gradients.
+    /// exclude gradients with the action `Average` or `Leave`, and exclude the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -311,7 +312,7 @@ impl Plan {
         });
     }
 
-    /// Appends a bucket. The bucket's bytes follow the bytes of the last bucket.
+    /// Appends a bucket. The bucket's bytes follow the bytes of the previously appended bucket.
     pub(super) fn push(&mut self, bucket: Bucket) {
         let first_bytes = self.buckets.last().map_or_else(FirstBytes::default, Bucket::next_bytes);
         if !self.storages.contains(&bucket.storage) {

@@ -2,13 +2,14 @@
 //! ranks differ.
 //!
 //! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash has 48 bits and fills the
-//! three lanes that belong to the other parts. The number is the exclusive or of all parts. If exactly one part differs
-//! between two ranks, the two numbers are equal only in that part's own lane. The numbers therefore show which part
-//! differs. A difference stays undetected with a probability of 2^-48.
+//! three lanes that belong to the other parts. The number is the exclusive OR (XOR) of all parts' hashes. If exactly
+//! one part differs between two ranks, the two numbers are equal only in that part's own lane. The numbers therefore
+//! show which part differs. A difference stays undetected with a probability of 2^-48.
 //!
 //! `Words` holds the text of each part, with a line for each value. Each collective call of a stepper carries the
-//! stepper's `Words`. If ranks are threads, an error can therefore quote both ranks' values. If ranks are processes,
-//! each rank adds only its own text to its error. The text is written to buffers that are allocated once.
+//! stepper's `Words`. If ranks are threads of one process, an error can therefore quote both ranks' values. If each
+//! rank is a process, each rank adds only its own text to its error. The text is written to buffers that are allocated
+//! once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +48,7 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that [`difference`] has named at the end of `text`, the text of an error.
+    /// Returns the parts that [`difference`] named at the end of the error text `text`.
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
@@ -107,8 +108,8 @@ pub struct Words {
     options: String,
     /// The agreement's number for layout and options alone. Ranks compare this number when they build a stepper.
     fixed: u64,
-    /// The last two numbers and their texts. Two entries are needed, because the trainer may be one pass ahead of the
-    /// collectives that compare the numbers.
+    /// The last two agreement numbers and their texts. Two entries are needed, because the trainer may be one pass
+    /// ahead of the collectives that compare the numbers.
     recent: Mutex<[Recent; 2]>,
 }
 
@@ -299,7 +300,8 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// If `line` ends with fields in braces, shortens `line` to the first field that differs from the field of `other`.
+/// If `line` ends with fields in braces, keeps only the first field that differs from the corresponding field of
+/// `other`.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();
@@ -311,7 +313,7 @@ fn short(line: &str, other: &str) -> String {
     }
 }
 
-/// Returns at most `SAID` characters of a text, from character `from` on, on one line.
+/// Returns a part of a text on one line: at most `SAID` characters, starting at character `from`.
 fn said(words: &str, from: usize) -> String {
     let characters = words.trim_end().chars().skip(from);
     let line: String = characters.take(SAID).collect::<String>().replace('\n', ", ");

@@ -158,7 +158,7 @@ impl fmt::Display for CollectiveKind {
 pub enum Group {
     /// All ranks.
     World,
-    /// The ranks in this rank's group. The shards of all ranks in the group together are a full bucket. If there is
+    /// The ranks in this rank's group. Together, the shards of all ranks in the group form a full bucket. If there is
     /// only one group, it contains all ranks.
     Shards,
     /// The ranks that have the same shards as this rank. There is one such rank in each `Shards` group.
@@ -249,7 +249,7 @@ pub enum Action {
     Count(Span),
     /// Fills the span with zero bytes.
     Zero(Span),
-    /// Returns to the system all memory pages that are entirely inside the span. Their contents are lost.
+    /// Frees all memory pages that are entirely inside the span. The pages' contents are lost.
     Release(Span),
 }
 
@@ -300,8 +300,8 @@ pub struct Access {
 }
 
 /// The part of a step that one launch runs. `Whole` is a step in one launch. If norms scale the update, the step
-/// instead has two launches: `Measure` runs up to these norms, and `Apply` runs the rest. `End` zeroes or averages the
-/// gradients after a custom optimizer.
+/// instead has two launches: `Measure` runs the step up to these norms, and `Apply` runs the rest of the step. `End`
+/// zeroes or averages the gradients after a custom optimizer.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {

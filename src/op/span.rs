@@ -53,7 +53,7 @@ const fn control_field(offset: usize, bytes: usize) -> Span {
     Span { memory: Memory::Control, start: offset as u64, end: (offset + bytes) as u64 }
 }
 
-/// The size of a moving average's element, and of a block's scale.
+/// The size in bytes of a moving average's element, and of a block's scale.
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
@@ -86,7 +86,7 @@ impl Memory {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
-    /// Returns whether ranks all-gather the memory's shards: true for parameters and copies.
+    /// Returns whether ranks all-gather the memory's shards, which is true only for parameters and copies.
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Memory::Params | Memory::Copy)
     }
@@ -136,14 +136,14 @@ impl Memory {
 pub struct Span {
     /// The memory.
     pub memory: Memory,
-    /// First byte.
+    /// The offset of the span's first byte.
     pub start: u64,
-    /// The byte after the span's last byte.
+    /// The offset of the byte after the span's last byte.
     pub end: u64,
 }
 
 impl Span {
-    /// Returns the span of the elements `start..end` of the plan's arenas. The range may span several buckets.
+    /// Returns the span of the elements `start..end` of the plan's arenas. The range may cover several buckets.
     ///
     /// # Panics
     /// Panics if the memory holds no tensors.
@@ -176,7 +176,7 @@ impl Span {
         Span::elements(memory, plan, 0, len)
     }
 
-    /// Returns the span of a bucket's gradients, tail and padding included.
+    /// Returns the span of a bucket's gradients, including the tail block and padding.
     pub fn bucket(bucket: &Bucket) -> Span {
         Span::within(Memory::Grads, bucket, bucket.start, bucket.start + bucket.len)
     }
@@ -223,7 +223,8 @@ impl Span {
         [shared, Span { start: shared.end, ..shared }]
     }
 
-    /// Returns the span of this rank's shard of a bucket, in the device's or the host's parameters or in copies.
+    /// Returns the span of this rank's shard of a bucket, in the device's parameters, the host's parameters or the
+    /// copies.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
@@ -253,14 +254,15 @@ impl Span {
     /// The sum of squares, as 64-bit integers that ranks add up.
     pub const SQUARES: Span = control_field(offset_of!(InstepControl, limbs), size_of::<[u64; LIMBS]>());
 
-    /// The bits of the largest magnitude. Ranks take the maximum of these bits.
+    /// The bits of the largest gradient magnitude. Ranks take the maximum of these bits.
     pub const LARGEST: Span = control_field(offset_of!(InstepControl, max_abs_bits), size_of::<u32>());
 
     /// The index of the first bucket with a non-finite gradient. Ranks take the minimum of their indices.
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field in further control block number `block`, which belongs to one bucket or to one clip set.
+    /// Returns the span of this field in the further control block with index `block`. This block belongs to one bucket
+    /// or to one clip set.
     pub(crate) fn of_control_block(self, block: u32) -> Span {
         let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }
@@ -270,7 +272,7 @@ impl Span {
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
     /// Returns the element type of a collective. For an all-gather, the result is the destination's type, because the
-    /// sources of different ranks may lie in buckets of different types.
+    /// sources of different ranks may be in buckets of different types.
     pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
@@ -314,8 +316,8 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
     }
 }
 
-/// Returns the byte at which an element of a bucket starts. `element` may be the end of the bucket, which is the start
-/// of the next bucket.
+/// Returns the byte offset at which an element of a bucket starts. `element` may be the end of the bucket, which is the
+/// start of the next bucket.
 fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
     let first = &bucket.first_bytes;
     match memory {

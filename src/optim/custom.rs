@@ -1,8 +1,8 @@
 //! Optimizers that the user implements. Parameters of custom and built-in optimizers may share buckets.
 //!
-//! The user writes only the formula. The library stores the states, decides which parameters are skipped and counts the
-//! updates. The user's code must get exactly the memory that the checker assumes: one parameter, its gradient and its
-//! states. PyTorch's functional optimizers have a similar `step_param`.
+//! The user writes only the formula. The library stores the states, counts the updates, and decides which parameters
+//! are skipped. The user's code receives exactly the memory that the checker assumes: one parameter, its gradient and
+//! its states. PyTorch's functional optimizers have a similar `step_param`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 pub struct ParamStep<'a> {
     /// The parameter's name in the layout.
     pub name: &'a str,
-    /// The parameter. The update is written here.
+    /// The parameter, which is updated in place.
     pub param: &'a mut [f32],
     /// The SUM of the parameter's gradients over ranks. The slice has one value for each element of the parameter.
     /// [`mean_grad`](Self::mean_grad) returns the mean.
@@ -30,7 +30,7 @@ pub struct ParamStep<'a> {
     pub multiplier: f32,
     /// The current learning rate. [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed it.
     pub lr: f64,
-    /// The number of this update among the parameter's updates, counted from 1.
+    /// The number of this update: 1 for the parameter's first update.
     pub step: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct EnqueuedStep<'a> {
     pub stream: StreamHandle,
     /// Number of elements of each tensor.
     pub len: u64,
-    /// The parameter. The kernel writes the update here.
+    /// The address of the parameter, which the kernel updates in place.
     pub param: DevicePtr,
     /// The SUM of the parameter's gradients over ranks. The kernel multiplies this sum by the multiplier in
     /// [`scalars`](Self::scalars) to get the gradient for the step.
@@ -157,8 +157,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// Wraps a [`StepParam`] as an [`Optimizer`]. A `Custom` can step all parameters, or one group or single parameters
-/// while built-in optimizers step the others.
+/// Wraps a [`StepParam`] as an [`Optimizer`]. A `Custom` can step all parameters. It can also step only one group or
+/// single parameters, while built-in optimizers step the others.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,

@@ -40,7 +40,7 @@ impl From<bool> for Value {
 }
 
 impl Value {
-    /// Returns the value's numbers: one, or two for a pair. A flag is 0 or 1.
+    /// Returns the value's numbers: one, or two for a pair. A flag is returned as 0 or 1.
     ///
     /// This function allocates nothing, because it runs in every pass that has a new learning rate.
     pub fn numbers(self) -> impl Iterator<Item = f64> {
@@ -79,7 +79,7 @@ pub(crate) fn short(number: f64) -> String {
 pub enum Range {
     /// The value is at least 0 and finite as f32. A value above 0 must not round to 0 as f32.
     NonNegative,
-    /// The value is at least 0 and finite. It is used only in f64.
+    /// The value is at least 0 and finite. The value is used only in f64.
     NonNegativeF64,
     /// The value is finite as f32.
     Finite,
@@ -96,7 +96,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Checks one number, named `label` in the error.
+    /// Checks one number. An error refers to the number by `label`.
     pub(super) fn check(self, label: &'static str, value: f64) -> Result<()> {
         let rounded = value as f32;
         let is_inside = match self {
@@ -118,7 +118,7 @@ impl Range {
         Ok(())
     }
 
-    /// Returns the valid numbers in words, for the advice in an error.
+    /// Returns a description of the valid numbers, for the advice in an error.
     fn words(self) -> &'static str {
         match self {
             Range::NonNegative => "a number of at least 0 that f32 can hold",
@@ -190,8 +190,7 @@ impl Field {
     }
 }
 
-/// The states that an optimizer has if certain hyperparameters are on. A hyperparameter is off if it is 0 or false, and
-/// otherwise on.
+/// The states that an optimizer has if certain hyperparameters are on. A hyperparameter is on unless it is 0 or false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
     /// The names of the states, in the kernel's order. A state has one value per element.
@@ -216,13 +215,13 @@ pub struct Descriptor {
     pub kernel: u32,
     /// Whether norms of the full parameter scale the update. Such a step takes two launches.
     pub is_scaled: bool,
-    /// Name of a number that the optimizer stores for each parameter besides the step count, and changes in each
-    /// update.
+    /// Name of a number that the optimizer stores for each parameter, in addition to the step count. Each update
+    /// changes this number.
     pub carried: Option<&'static str>,
     /// The reason why the optimizer refuses 8-bit states, or `None` if it supports them. 8-bit codes share one exponent
     /// per block, and some optimizers need an exponent for each value.
     pub needs_floats: Option<&'static str>,
-    /// The name of a hyperparameter that requires f32 states if it is on, and the reason.
+    /// The name of a hyperparameter that requires f32 states while it is on, and the reason for this requirement.
     pub needs_f32_states: Option<(&'static str, &'static str)>,
     pub(crate) make: fn() -> Box<dyn Optimizer>,
     pub(crate) type_of: fn() -> (TypeId, &'static str),
@@ -244,7 +243,7 @@ impl Descriptor {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// Returns the names of the optimizer's states, if hyperparameters have the values that `get` returns.
+    /// Returns the names of the optimizer's states for the hyperparameter values that `get` returns.
     pub(super) fn kept(&self, get: impl Fn(&str) -> Option<Value>) -> &'static [&'static str] {
         let is_on = |name: &&str| get(name).is_some_and(|value| !value.is_off());
         let applies = |states: &&States| states.on.iter().all(is_on);

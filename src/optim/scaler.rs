@@ -65,7 +65,7 @@ pub struct LossScaler {
 pub struct ScalerState {
     /// The next pass's scale.
     pub scale: f64,
-    /// Number of passes since the scale last changed or a pass was skipped.
+    /// Number of passes since the last change of the scale or the last skipped pass.
     pub growth_tracker: u32,
 }
 
@@ -92,7 +92,7 @@ impl LossScale {
         }
     }
 
-    /// Returns whether this kind of scale causes passes with an infinite or NaN gradient to be skipped.
+    /// Returns whether passes with an infinite or NaN gradient are skipped with this kind of scale.
     pub(crate) fn skips_nonfinite(self) -> bool {
         !matches!(self, LossScale::Constant(_))
     }
@@ -188,7 +188,7 @@ pub enum Clip {
     Previous(f64),
     /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` does on the averaged gradients
     /// of the bucket's stepped parameters. **This is inexact, and the result depends on how the layout is divided into
-    /// buckets.** Training therefore changes with another [cap](crate::StepperBuilder::bucket_cap_bytes), and after
+    /// buckets.** The result therefore changes if the [cap](crate::StepperBuilder::bucket_cap_bytes) changes, or if the
     /// buckets are [rebuilt](crate::Stepper::rebuild_buckets). This clipping also changes the gradient's direction.
     /// With the same buckets, all modes compute the same bits, and [`Eager`](crate::Mode::Eager) mode supports this
     /// clipping too. A NaN or an infinity affects only its own bucket, by the rules of IEEE 754.

@@ -69,7 +69,7 @@ impl LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
 
-    /// Returns a schedule that calls `lr_at` for the learning rate of a step, once per pass. `lr_at` must return the
+    /// Returns a schedule that calls `lr_at` once per pass to get the learning rate of a step. `lr_at` must return the
     /// same value on every rank.
     pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()

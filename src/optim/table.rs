@@ -1,5 +1,5 @@
-//! One table for each optimizer, with its hyperparameters, defaults, ranges, states and source. The tables have the
-//! order of `kernels/optimizers.def`.
+//! One table for each optimizer, with its hyperparameters, defaults, ranges, states and source. The tables are in the
+//! same order as in `kernels/optimizers.def`.
 //!
 //! The entry `relations` of a table checks several hyperparameters together. This file has no formula, and never calls
 //! libm.
@@ -131,7 +131,7 @@ optimizer! {
     /// States: `square_avg`, then `momentum_buffer` if `momentum` is not zero, then `grad_avg` if `centered`.
     ///
     /// As in PyTorch, eps is outside the root, and the variance that `centered` uses is not clamped. If gradients
-    /// hardly vary, rounding can make this variance negative, and the parameter becomes NaN. This would be common with
+    /// hardly vary, rounding can make this variance negative, and the parameter becomes NaN. NaN would be common with
     /// bf16 or 8-bit states, so `centered` refuses such states.
     pub struct RmsProp: "RMSprop" {
         /// Learning rate.
@@ -218,7 +218,8 @@ optimizer! {
 // Defaults are those of `torch.optim.Rprop`. Limits in the wrong order are refused, because they would make every step
 // size the same. torch accepts them.
 optimizer! {
-    /// Resilient backpropagation: every element has its own step size, which grows while its gradient keeps its sign.
+    /// Resilient backpropagation: every element has its own step size, which grows while the gradient's sign does not
+    /// change.
     ///
     /// Rprop needs gradients of the whole data set, because gradients of small batches change their signs at random.
     ///
@@ -226,7 +227,8 @@ optimizer! {
     pub struct Rprop: "Rprop" {
         /// Initial step size of each element; it has no effect after a parameter's first update.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// Factors of the step size: the first if the gradient's sign changes, the second if it stays the same.
+        /// Factors of the step size: the first applies if the gradient's sign changes, the second if the sign stays the
+        /// same.
         pub etas: (f64, f64) = (0.5, 1.2) => eta_minus: InsideOne, eta_plus: AboveOne;
         /// Smallest and largest step size.
         pub step_sizes: (f64, f64) = (1e-6, 50.0) => step_size_min: NonNegative, step_size_max: NonNegative;

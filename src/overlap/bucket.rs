@@ -1,8 +1,8 @@
-//! One bucket's gradients, in the forms in which communication hooks get them: before or after the sum over ranks.
+//! One bucket's gradients, in the forms that communication hooks receive: before or after the sum over ranks.
 //!
-//! A hook gets one flat array of f32 without the bucket's tail block, and the range of each parameter in this array.
-//! After a sum of a hook has failed, all later sums of the hook fail too, because ranks may then be at different calls.
-//! On the host, a hook that runs after the sum gets a slice. On a GPU, such a hook gets an address and a stream, and
+//! A hook gets one flat array of f32 without the bucket's tail block, and the range of each parameter in this array. If
+//! one of a hook's sums fails, all later sums by this hook fail too, because ranks may then be at different calls. On
+//! the host, a hook that runs after the sum gets a slice. On a GPU, such a hook gets an address and a stream, and
 //! enqueues its work on the stream.
 
 use std::fmt;
@@ -34,9 +34,9 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Returns whether this is the last bucket of the plan. Local buckets do not count, because a hook never gets them.
-    /// If all parameters of the last bucket are frozen, ranks may omit this bucket. In such a pass, this method returns
-    /// false for all buckets.
+    /// Returns whether this is the last bucket of the plan. Local buckets are ignored, because a hook never receives
+    /// them. If all parameters of the last bucket are frozen, ranks may omit this bucket. In such a pass, this method
+    /// returns false for all buckets.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
@@ -71,8 +71,8 @@ impl GradBucket<'_> {
         self.values
     }
 
-    /// Multiplies the values by the number of ranks. A hook that leaves means over ranks must call this method, because
-    /// the step divides by the number of ranks afterwards.
+    /// Multiplies the values by the number of ranks. A hook that computes means over ranks must call this method,
+    /// because the step divides by the number of ranks afterwards.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -249,7 +249,7 @@ impl BucketSum<'_> {
 
     /// Returns the sums in one piece. The sums include the loss scale and are not divided by the number of ranks. In
     /// memory that the stepper allocated, the padding between gradients is zero. The slice is empty if this rank steps
-    /// nothing of the bucket.
+    /// no element of the bucket.
     pub fn values(&self) -> &[f32] {
         self.values
     }
@@ -292,7 +292,7 @@ impl EnqueuedSum<'_> {
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)
     }
 
-    /// Returns the number of elements, or 0 if this rank steps nothing of the bucket.
+    /// Returns the number of elements, or 0 if this rank steps no element of the bucket.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

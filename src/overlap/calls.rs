@@ -1,8 +1,8 @@
 //! Replaces some kinds of collectives, for example reduce-scatter or all-gather, by functions of the user.
 //!
-//! A stepper may duplicate the communicator or make groups of it. Duplicates and groups use the same functions, so the
-//! functions are called on every stream and in every group. The idea comes from PyTorch's `set_custom_reduce_scatter`
-//! and `set_custom_all_gather`.
+//! A stepper may duplicate the communicator or split it into groups. Duplicates and groups use the same functions, so
+//! the functions are called on every stream and in every group. The idea comes from PyTorch's
+//! `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::op::CollectiveKind;
 
 type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
-/// A communicator that makes some kinds of calls with functions of the user. A `CustomCalls` passes all other calls to
-/// the inner communicator `comm`.
+/// A communicator that runs the user's functions for some kinds of calls. A `CustomCalls` passes all other calls to the
+/// inner communicator `comm`.
 ///
-/// The user's function gets the call, and the inner communicator of the call's group. On the host, the function fills
-/// [`Call::target`] from [`Call::source`]. On a GPU, the function enqueues work on [`Call::stream`]. If several ranks
-/// receive the same value, they must receive the same bits. Steppers may use every kind of call for which a function is
-/// set, even if `comm` does not support this [kind](Collective::supports).
+/// The user's function receives two arguments: the call, and the inner communicator of the call's group. On the host,
+/// the function fills [`Call::target`] from [`Call::source`]. On a GPU, the function enqueues work on [`Call::stream`].
+/// A result that several ranks receive must have the same bits on all of them. Steppers may use every kind of call for
+/// which a function is set, even if `comm` does not support this [kind](Collective::supports).
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};

@@ -2,7 +2,7 @@
 //!
 //! Every element is cast separately, so the bits do not depend on bucket cap, mode or instruction set. All ranks
 //! receive the same bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of
-//! ranks is limited. The casts are kernels, because kernels set the floating-point environment, and the calling thread
+//! ranks is limited. The casts run as kernels, because kernels set the floating-point environment. The calling thread
 //! may have inherited flush-to-zero.
 
 use std::fmt;
@@ -79,9 +79,9 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
 
-    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Gradients are first multiplied by the
-    /// largest power of two that is not above 1/world_size. If the gradients of all ranks are finite in f16, their
-    /// scaled sum is finite too. See [`pre_scale`](Self::pre_scale).
+    /// Sends gradients as f16, which has 11 bits of precision for magnitudes of at least 2^-14. Gradients are first
+    /// multiplied by the largest power of two that is not above 1/world_size. If the gradients of all ranks are finite
+    /// in f16, their scaled sum is finite too. See [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
     /// Errors as for [`bf16`](Self::bf16).
@@ -171,8 +171,8 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     /// # Errors
-    /// `Config` if buckets have tail blocks, and there are more ranks than the type can count exactly. Otherwise the
-    /// errors of `C`.
+    /// `Config` if buckets have tail blocks, and there are more ranks than the type can count exactly. Otherwise,
+    /// returns the errors of `C`.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
         if counts && self.world_size() > self.most_counted_ranks() {

@@ -17,10 +17,10 @@ use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
-/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step uses the
-/// hook's result as the SUM over ranks, and divides it by the number of ranks. If a hook computes means, it must call
-/// [`means_to_sums`](GradBucket::means_to_sums). The hook's result must have the same bits on every rank, or parameters
-/// diverge. `Hooked` works only on the host so far.
+/// A communicator that calls a hook instead of each bucket's all-reduce. The hook receives the bucket's gradients. The
+/// step uses the hook's result as the SUM over ranks, and divides it by the number of ranks. If a hook computes means,
+/// it must call [`means_to_sums`](GradBucket::means_to_sums). The hook's result must have the same bits on every rank,
+/// or parameters diverge. `Hooked` works only on the host so far.
 ///
 /// The inner communicator makes the hook's sums, so `Hooked` around [`Compressed`](super::Compressed) sends 16 bits per
 /// gradient. For a second hook, wrap the first `Hooked` in a second `Hooked`. The outer wrapper's hook is called first.

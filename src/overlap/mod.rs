@@ -1,5 +1,5 @@
-//! The counterpart of PyTorch's overlapped optimizers: a registry of optimizers by name, and hooks. A hook runs after a
-//! bucket's gradients are complete, and before the bucket's fused step.
+//! The counterpart of PyTorch's overlapped optimizers: a registry that finds optimizers by name, and hooks. A hook runs
+//! after a bucket's gradients are complete, and before the bucket's fused step.
 //!
 //! To add a hook, wrap a communicator. A stepper uses the wrapper like any other communicator, and the schedule does
 //! not change. This module never steps a parameter itself.

@@ -36,7 +36,7 @@ impl Keywords<'_> {
         }
     }
 
-    /// Returns an error if there is a name that the constructor did not read, or a name that was given twice.
+    /// Returns an error if the constructor did not read one of the names, or if a name was given twice.
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
@@ -103,7 +103,7 @@ impl Registry {
         Registry::default()
     }
 
-    /// Adds an optimizer of this crate, under a name and with defaults of your own.
+    /// Adds an optimizer of this crate, with a name and defaults that you choose.
     ///
     /// # Errors
     /// `Config` if the name or the type already has an entry.
@@ -165,7 +165,7 @@ impl Registry {
         self.resolve(name).or_else(|_| self.resolve(fallback))
     }
 
-    /// Returns the entry of a type: an [`Optimizer`], or a [`StepParam`].
+    /// Returns the entry of a type that implements [`Optimizer`] or [`StepParam`].
     ///
     /// # Errors
     /// `Unsupported` if there is no such entry. The error lists the most similar names.
@@ -241,9 +241,9 @@ impl Registry {
     /// Returns a registry of the optimizers of this crate, under their names in `torch.optim`. An optimizer that
     /// `torch.optim` lacks has the name from its paper. [`names`](Self::names) lists the names.
     ///
-    /// Hyperparameters have the names of their fields. A pair has two keywords: `betas` are `beta1` and `beta2`, `etas`
-    /// are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
-    /// `torch.optim`. PyTorch's functional classes have other default learning rates: 1e-2 for SGD, and 1e-3 for
+    /// Hyperparameters have the names of their fields. A pair has two keywords: `beta1` and `beta2` for `betas`,
+    /// `eta_minus` and `eta_plus` for `etas`, `step_size_min` and `step_size_max` for `step_sizes`. Defaults are those
+    /// of `torch.optim`. PyTorch's functional classes have other default learning rates: 1e-2 for SGD, and 1e-3 for
     /// Adamax.
     pub fn standard() -> Registry {
         let entry = |descriptor: &&'static Descriptor| {

@@ -31,8 +31,8 @@ const SPLIT_BYTES: u64 = 448 << 10;
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// If a job's last launch on one thread took longer than this, the job's next launches wake helpers. Each of these
-/// launches shrinks the remembered time by 1/64, so an interrupted launch, which took unusually long, is forgotten
-/// after some launches.
+/// launches reduces the stored time by 1/64. One interrupted launch, which took unusually long, therefore stops having
+/// an effect after some launches.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless `INSTEP_SPIN_US` sets another time.
@@ -76,7 +76,7 @@ struct Closer(Arc<Shared>);
 
 impl Pool {
     /// The largest number of threads of a pool. More threads would only wait for memory. The constructors check every
-    /// number that a user gives.
+    /// thread count that a user sets.
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, including the launching thread. The threads start with the first launch that
@@ -88,7 +88,7 @@ impl Pool {
         Pool::spinning(threads, SPIN)
     }
 
-    /// Builds a pool of only the launching thread.
+    /// Builds a pool that contains only the launching thread.
     pub(crate) fn alone() -> Self {
         Pool::of(1, SPIN)
     }
@@ -111,7 +111,7 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    /// Builds a pool of `threads` threads. The caller must have checked this number.
+    /// Builds a pool of `threads` threads. The caller must have checked that `threads` is valid.
     pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
@@ -193,7 +193,7 @@ impl Pool {
         }
     }
 
-    /// Runs all chunks with the helpers that are awake, and wakes up to `wanted` more.
+    /// Runs all chunks with the helpers that are awake, and wakes at most `wanted` more helpers.
     fn run_together(&self, job: &Arc<Job>, wanted: usize) {
         let shared = &*self.shared;
         {
@@ -274,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Watches until another job is queued or `spin` has passed.
+    /// Polls until another job is queued or `spin` has passed.
     fn watch(&self, queued: usize) {
         self.awake.fetch_add(1, Ordering::Relaxed);
         let mut spin = Spin::new(self.spin);

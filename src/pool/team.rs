@@ -1,7 +1,8 @@
 //! Runs launches on the threads of a framework.
 //!
-//! After the framework's work, its threads spin for a while on the cores that a pool's own threads would need. A team
-//! only calls functions on the framework's threads. These threads take chunks in the same way as a pool's own threads.
+//! When the framework's threads have finished their work, they spin for a while on the cores that a pool's own threads
+//! would need. A team only calls functions on the framework's threads. These threads take chunks in the same way as a
+//! pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

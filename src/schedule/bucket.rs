@@ -1,5 +1,5 @@
-//! Appends a bucket's reduce once the bucket's gradients are complete on this rank, and the bucket's norm and step once
-//! the mode allows them.
+//! Appends a bucket's reduce once the bucket's gradients are complete on this rank. Appends the bucket's norm and step
+//! once the mode allows them.
 //!
 //! Other files of this module append the ops of shards, micro-batches, offload and unused parameters. A mark follows
 //! the last op that accesses a bucket, and the next access waits only for this mark.
@@ -299,7 +299,8 @@ impl Schedule {
         sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
-    /// Broadcasts rank 0's parameters of some buckets, and their master weights.
+    /// Broadcasts rank 0's parameters of some buckets. Also broadcasts the buckets' master weights, unless they are
+    /// sharded or offloaded.
     pub(super) fn broadcast_buckets(&mut self, buckets: &[u32]) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let mut sent = false;
@@ -357,7 +358,7 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &[self.reduced]);
     }
 
-    /// Appends a collective without a mark. Consecutive collectives without a mark between them are one launch
+    /// Appends a collective without a mark. Consecutive collectives without a mark between them share one launch
     /// ([`Op::joins`](crate::op::Op::joins)). A mark between collectives must therefore depend only on conditions that
     /// are equal on all ranks.
     pub(super) fn collective(

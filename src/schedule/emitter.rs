@@ -1,9 +1,9 @@
 //! Builds the list of ops without redundant waits.
 //!
 //! Each stream has a vector clock: `clocks[s][t]` is the last tick of stream t that is known to precede the next op of
-//! stream s. The schedule passes the marks after which an op must run. The emitter omits the `Wait` for a mark if the
-//! clock or another of these marks implies it. (Fidge 1988, Mattern 1989.) No other code creates `Wait` or `Record`
-//! ops.
+//! stream s. For each op, the schedule gives the emitter the marks after which the op must run. The emitter omits the
+//! `Wait` for a mark if the clock or another of these marks already implies this wait. (Fidge 1988, Mattern 1989.) No
+//! other code creates `Wait` or `Record` ops.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 

@@ -3,9 +3,9 @@
 //! all-gathers that the trainer requests.
 //!
 //! If a plan has no shards, this file appends only the all-reduce of each bucket. The trainer unshards a bucket before
-//! it uses the bucket, and reshards it afterwards. Unshards and reshards run on the gather stream in the order of the
-//! trainer's calls, so only the buckets that the trainer has unsharded are full. On the host, a reshard frees the
-//! memory pages of the other ranks' shards, and the addresses stay the same. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+//! use and reshards the bucket afterwards. Unshards and reshards run on the gather stream in the order of the trainer's
+//! calls, so only the buckets that the trainer has unsharded are full. On the host, a reshard frees the memory pages of
+//! the other ranks' shards, and the addresses stay the same. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::schedule::emitter::Mark;
 use crate::schedule::{LastAccess, Schedule, unused};
 
 impl Schedule {
-    /// Sums a bucket over ranks by an all-reduce. In a sharded plan, the bucket instead has a reduce-scatter of the
-    /// gradients and an all-reduce of the tail block.
+    /// Sums a bucket over ranks by an all-reduce. In a sharded plan, reduce-scatters the gradients and all-reduces the
+    /// tail block instead.
     pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -54,7 +54,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// All-reduces a bucket's tail block, which counts, for each gradient, the ranks that have it.
+    /// All-reduces a bucket's tail block. For each gradient, the tail block counts the ranks that have the gradient.
     fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
         for group in groups.iter().filter(|_| tail.bytes() > 0) {
             let kind = CollectiveKind::AllReduce;
@@ -62,7 +62,7 @@ impl Schedule {
         }
     }
 
-    /// Zeroes or releases the gradients that other ranks step. The gradients that this rank steps are not included.
+    /// Zeroes or releases the gradients that other ranks step.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -116,7 +116,8 @@ impl Schedule {
     /// Returns the stream on which ranks combine numbers in the middle of a bucket's step. The result is the gather
     /// stream if possible, so that the next sum is not delayed. With `Fsdp`, the result is the reduce stream, because
     /// the gather stream also carries unshards. One rank may launch a bucket before an unshard, and another rank may
-    /// launch it after the unshard. The order of collectives on the gather stream would then differ between ranks.
+    /// launch the same bucket after the unshard. The order of collectives on the gather stream would then differ
+    /// between ranks.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
@@ -179,8 +180,8 @@ impl Schedule {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// All-gathers the shards of a bucket, after their last steps. All ranks must unshard buckets in the same order.
-    /// Between passes, the ranks compare `agreement` in the all-gather. Does nothing if the bucket is full.
+    /// All-gathers the shards of a bucket, after the bucket's last step. All ranks must unshard buckets in the same
+    /// order. Between passes, the ranks compare `agreement` in the all-gather. Does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
             return;
@@ -232,7 +233,7 @@ impl Schedule {
         }
     }
 
-    /// Marks every bucket as resharded. The stepper calls this after a failure, when no op runs any more.
+    /// Marks every bucket as resharded. The stepper calls this method after a failure, when no op is running any more.
     pub(crate) fn forget_unsharded(&mut self) {
         self.accesses.iter_mut().for_each(|access| access.is_unsharded = false);
     }

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// Returns what the number of micro-batches contributes to the agreement's number. The result is 0 unless each of
-/// several micro-batches is summed.
+/// Returns what the number of micro-batches contributes to the agreement's number. The result is 0 if the pass has only
+/// one micro-batch, or if micro-batches are not summed separately.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
@@ -48,7 +48,7 @@ impl Schedule {
         }
     }
 
-    /// Returns an error unless a pass is open and at its last micro-batch.
+    /// Returns an error unless a pass is open and is at its last micro-batch.
     pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
@@ -59,7 +59,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether an earlier micro-batch of the open pass has summed a gradient of this rank for the parameter.
+    /// Returns whether the parameter had a gradient of this rank in an earlier micro-batch of the open pass, if each
+    /// micro-batch is summed.
     pub(crate) fn has_contributed(&self, param: usize) -> bool {
         self.open && self.readiness.has_contributed(param)
     }

@@ -1,4 +1,4 @@
-//! Decides when each bucket is reduced, measured and stepped: a pure state machine from trainer events to ops.
+//! Decides when each bucket is reduced, measured and stepped: a pure state machine that maps trainer events to ops.
 //!
 //! ```text
 //! Eager     compute  backward 0 | backward 1 | backward 2 |             next forward
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! This module has no device, no clock and no unsafe code. The checker proves that the list of ops has no race. The
-//! schedule states in which order ops must run, and only the emitter adds the `Wait` ops that this order needs.
+//! schedule specifies in which order ops must run, and only the emitter adds the `Wait` ops that this order needs.
 
 mod bucket;
 mod emitter;
@@ -45,7 +45,7 @@ pub enum Mode {
     Normed,
 }
 
-/// Which decisions a pass makes from norms of gradients, before its steps or for the next pass.
+/// The decisions that a pass makes from gradient norms: before its own steps, or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// There is no decision, and no norm is computed.
@@ -56,8 +56,7 @@ pub enum Decision {
     /// One decision for the pass. The decision depends on the norm of all gradients, or on whether all gradients are
     /// finite.
     WholePass,
-    /// One decision for the pass, which also computes the loss scale of the next pass. The trainer reads this loss
-    /// scale.
+    /// One decision for the pass. The decision also computes the loss scale of the next pass, which the trainer reads.
     WholePassAndLossScale,
 }
 
@@ -67,8 +66,8 @@ pub struct Policy {
     /// When steps run.
     pub mode: Mode,
     decision: Decision,
-    /// Whether the trainer is a stream. A stream may access a tensor until the hand-over, which may be long after the
-    /// call that returned the tensor's address.
+    /// Whether the trainer is a stream. A stream may access a tensor until the hand-over. The hand-over may come long
+    /// after the call that returned the tensor's address.
     pub trainer_is_a_stream: bool,
     /// Whether collectives must run in the order of the buckets.
     pub keeps_order: bool,
@@ -93,7 +92,7 @@ impl Policy {
     }
 }
 
-/// The parameters that all ranks take from rank 0 when a pass opens.
+/// The parameters that all ranks receive from rank 0 when a pass opens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Broadcast<'a> {
     /// No parameters.
@@ -114,7 +113,8 @@ pub struct Opening<'a> {
     pub micro_batches: NonZeroU32,
     /// Whether this rank has no data. Such a rank takes part in all collectives with zeros.
     pub joined: bool,
-    /// The number that must be equal on all ranks. Every collective of the pass carries this number.
+    /// The agreement's number, which must be equal on all ranks. Every collective of the pass carries this number,
+    /// combined with the schedule's own contribution.
     pub agreement: u64,
 }
 
@@ -147,8 +147,8 @@ struct LastAccess {
     is_unsharded: bool,
 }
 
-/// The scheduler of one rank. Its methods append ops to a list, and [`drain`](Schedule::drain) removes the ops from
-/// this list and returns them.
+/// The scheduler of one rank. The methods append ops to a list, and [`drain`](Schedule::drain) removes and returns the
+/// listed ops.
 #[derive(Debug)]
 pub struct Schedule {
     plan: Arc<Plan>,
@@ -179,7 +179,7 @@ pub struct Schedule {
     inputs_touched: Ticket,
     /// The last step of any bucket.
     last: Option<Mark>,
-    /// If the pass is closed, the last op on control memory: the pass's `Publish`, or the last op of an abandoned pass.
+    /// The last op on control memory, if the pass is closed: the pass's `Publish`, or the last op of an abandoned pass.
     settled: Option<Mark>,
     /// The last `Decide`, if the trainer may read the loss scale that this op computes.
     decided: Option<Mark>,
@@ -274,7 +274,7 @@ impl Schedule {
         self.abandoned
     }
 
-    /// Returns the number that ranks compare in a pass that opens with these options.
+    /// Returns the agreement's number for a pass with these opening options. Ranks compare this number.
     pub(crate) fn agreement_of(&self, opening: &Opening<'_>) -> u64 {
         let of_pass =
             unused::share(self.late_unused) ^ micro_batches::share(&self.plan, opening.micro_batches);

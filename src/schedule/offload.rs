@@ -1,4 +1,5 @@
-//! Copies between device and host if steps are offloaded: sums to the host, stepped parameters to the device.
+//! Appends the copies between device and host if steps are offloaded: gradient sums are copied to the host, and stepped
+//! parameters to the device.
 //!
 //! Without offload, this file appends no op. A copy waits only for the ops that touch the same bytes. A download waits
 //! for the bucket's sum and last step, and an upload waits for the bucket's step. (Ren et al., USENIX ATC 2021,
@@ -58,8 +59,8 @@ impl Schedule {
         self.copy_up(bucket)
     }
 
-    /// Copies the stepped parameters of a bucket to the device, before the bucket is unsharded. The copy comes after
-    /// the bucket's last step, and after the last release of the bucket's parameters on the device.
+    /// Copies the stepped parameters of a bucket to the device, before the bucket is unsharded. The copy runs after the
+    /// bucket's last step, and after the last release of the bucket's parameters on the device.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
         let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);

@@ -83,9 +83,9 @@ impl Readiness {
         }
     }
 
-    /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets may launch in any order,
-    /// this function does not make the bucket ready to launch. The caller may still be summing the bucket, and only a
-    /// hand-over of the bucket means that the sum is complete.
+    /// Records that no rank used a parameter, so the parameter's bucket no longer waits for its gradient. If buckets
+    /// may launch in any order, this function does not make the bucket ready to launch. The caller may still be summing
+    /// the bucket, and only a hand-over of the bucket means that the sum is complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
         self.unused_count += 1;

@@ -1,5 +1,5 @@
-//! Records the trainer's announcements of its next accesses. The announcements decide for which ops the trainer waits,
-//! and which ops wait for the trainer.
+//! Records the trainer's announcements of its next accesses. The announcements determine which ops the trainer waits
+//! for, and which ops wait for the trainer.
 //!
 //! An access waits for exactly the op that last touched the same bytes. Every access must be announced before it
 //! happens. Ops wait only until the trainer has passed the announced position. Ops are not ordered with accesses after
@@ -77,7 +77,7 @@ impl Schedule {
         self.loss_scale_touched = self.inputs_touched;
     }
 
-    /// Returns whether the trainer has read the loss scale, or asked for its address, since the last decision.
+    /// Returns whether the trainer has read the loss scale, or requested its address, since the last decision.
     pub fn is_loss_scale_touched(&self) -> bool {
         self.loss_scale_touched != NEVER
     }

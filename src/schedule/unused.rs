@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// Returns the part of the agreement's number that unused parameters determine. `unused` is a hash of these parameters.
+/// Returns the contribution of unused parameters to the agreement's number. `unused` is a hash of these parameters.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }
@@ -18,8 +18,8 @@ impl Schedule {
     /// Makes the open pass skip parameters that no rank used. Frozen parameters are already skipped.
     ///
     /// # Errors
-    /// `Order` if no pass is open, or if this is not the pass's last micro-batch. In `Eager` mode, also `Order` if one
-    /// of `params` was already handed over. A refused call has changed nothing.
+    /// `Order` if no pass is open, or if this is not the pass's last micro-batch. In `Eager` mode, also returns `Order`
+    /// if one of `params` was already handed over. A refused call has changed nothing.
     pub fn leave_unused(&mut self, params: &[usize]) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
@@ -58,7 +58,8 @@ impl Schedule {
         !self.is_frozen(param) && !is_unused
     }
 
-    /// Returns whether a bucket waits only for its [hand-over](Self::hand_over_bucket).
+    /// Returns whether only a call of [`hand_over_bucket`](Self::hand_over_bucket) is missing before a bucket can be
+    /// launched.
     pub fn waits_for_release(&self, bucket: u32) -> bool {
         self.open && self.readiness.waits_for_release(bucket)
     }

@@ -70,8 +70,8 @@ impl<D: Device> Stepper<D> {
     /// do not compare the values that were written to states and averages.
     ///
     /// [Sharded](crate::Strategy) parameters and masters are not broadcast: each rank stores its own shard of the
-    /// values that it wrote. Ranks compare all values that they wrote to such parameters, including values from before
-    /// the first pass.
+    /// values that it wrote. Ranks compare all values that they wrote to such parameters, including values written
+    /// before the first pass.
     ///
     /// # Shapes
     /// `from` has as many elements as the parameter.
@@ -101,14 +101,14 @@ impl<D: Device> Stepper<D> {
     /// parameter's own rounded values instead of the master's.
     ///
     /// # Ordering
-    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) all ranks must make this call together,
+    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), all ranks must make this call together,
     /// because it [gathers](Self::gather) each parameter.
     ///
     /// # Errors
-    /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), `Mismatch` or
-    /// `Deadline` if a rank does not make the call. Ranks compare the written values if parameters are sharded, or if
-    /// masters are sharded or [offloaded](crate::StepperBuilder::offload). If the values differ, the next collective
-    /// returns `Mismatch`.
+    /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp), returns
+    /// `Mismatch` or `Deadline` if a rank does not make the call. Ranks compare the written values if parameters are
+    /// sharded, or if masters are sharded or [offloaded](crate::StepperBuilder::offload). If the values differ, the
+    /// next collective returns `Mismatch`.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();
@@ -181,10 +181,10 @@ impl<D: Device> Stepper<D> {
     /// [checkpoints](crate::checkpoint). Passes are still refused. If there was no failure, this call only waits, and
     /// changes nothing.
     ///
-    /// On the host, memory has the results of the ops that ran before the failure. Steps that had not run before the
-    /// failure are skipped, even if all collectives of their pass had completed. In `Sequential` and `Normed` mode, a
-    /// pass with a failed all-reduce has changed nothing. In `Eager` mode, the first buckets of that pass may have been
-    /// stepped. [Step counts](Self::step_count) show which buckets were stepped.
+    /// On the host, memory contains the results of the ops that ran before the failure. Steps that had not run before
+    /// the failure are skipped, even if all collectives of their pass had completed. In `Sequential` and `Normed` mode,
+    /// a pass with a failed all-reduce has changed nothing. In `Eager` mode, the first buckets of that pass may have
+    /// been stepped. [Step counts](Self::step_count) show which buckets were stepped.
     ///
     /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments
     /// and before it updates the parameters. If the failure came during this wait, the bucket's moments are one update

@@ -1,8 +1,8 @@
 //! Converts tensors of every storage format to f32 and back, when users read or write them.
 //!
 //! This module uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32
-//! checkpoint can therefore resume a run of any precision. A write rounds to nearest even if steps round
-//! stochastically, because it is not an update.
+//! checkpoint can therefore resume a run of any precision. Even if steps round stochastically, a write rounds to
+//! nearest, because a write is not an update.
 
 use std::ops::Range;
 
@@ -45,8 +45,8 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Decodes a range of a tensor's values to f32. In an 8-bit state, the range must start where a block of codes
-    /// starts. `fetch` copies encoded bytes, and is called once for each `Memory` that stores a part of the encoded
+    /// Decodes a range of a tensor's values to f32. For an 8-bit state, the range must begin at the start of a block of
+    /// codes. `fetch` copies encoded bytes, and is called once for each `Memory` that stores a part of the encoded
     /// values.
     pub(super) fn decode(
         &self,
@@ -153,7 +153,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the `Memory` that holds a tensor's values. A parameter with an f32 master has its values in
+    /// Returns the `Memory` that holds a tensor's values. If a parameter has an f32 master, its values are in
     /// `Memory::Master`. The second `Memory`, if any, holds the remainders of a master or the scales of 8-bit codes.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
@@ -176,7 +176,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.plan.storage_of(segment).precision)
     }
 
-    /// Returns the kernels' number for a tensor's storage format, and whether the tensor's values may be negative.
+    /// Returns the number that identifies a tensor's storage format in kernels, and whether the tensor's values may be
+    /// negative.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage_of(segment);
         let code = match memory {
@@ -229,9 +230,9 @@ impl<D: Device> Stepper<D> {
         self.read_span(span, into)
     }
 
-    /// Writes the part of a tensor that this rank has. `from` has the bytes of the full tensor. The caller has called
-    /// `claim`. No view of this memory is alive, because views borrow the stepper or the pass, and the caller holds a
-    /// mutable borrow. With offload, a parameter is also written to the host's memory.
+    /// Writes the part of a tensor that this rank stores. `from` has the bytes of the full tensor. The caller has
+    /// called `claim`. No view of this memory is alive, because views borrow the stepper or the pass, and the caller
+    /// holds a mutable borrow. With offload, a parameter is also written to the host's memory.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

@@ -1,4 +1,4 @@
-//! Builds a stepper on the caller's tensors, or with the caller's loss scaler. Between passes the caller may move
+//! Builds a stepper on the caller's tensors, or with the caller's loss scaler. Between passes, the caller may move
 //! tensors or rebuild buckets.
 //!
 //! Every call checks all its arguments before it changes anything. The stepper's own tensors stay in place unless
@@ -56,11 +56,11 @@ impl StepperBuilder<'_> {
     ///
     /// The first pass broadcasts rank 0's parameters, which overwrites the parameters of all other ranks. After a
     /// [write](Stepper::write) of a parameter, the next pass broadcasts rank 0's values of that parameter's bucket. If
-    /// the caller [sums](Sums::by_caller), passes broadcast nothing.
+    /// the caller [sums the gradients](Sums::by_caller), passes broadcast nothing.
     ///
     /// In a pass, three calls mark a gradient as written and wait for the last step of its bucket:
     /// [`Stepper::view_mut`] of the gradient, [`Grads::get_mut`](crate::Grads::get_mut) and [`Stepper::bucket_mut`].
-    /// After one of these calls you may write the gradient through your own pointer until the hand-over.
+    /// After one of these calls, you may write the gradient through your own pointer until the hand-over.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host). `Layout` if a tensor has no address or two addresses, is misaligned for its
@@ -70,9 +70,9 @@ impl StepperBuilder<'_> {
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views and your own pointers access the tensor. Your own pointers follow the rules below.
-    /// 2. Write a gradient only after one of the three calls above and before its hand-over. After the hand-over, only
-    ///    your own sum of the bucket may write the gradient, until the closure that you passed to
-    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) has returned.
+    /// 2. Write a gradient only after one of the three calls above and before its hand-over. From the hand-over until
+    ///    the closure that you passed to [`bucket_ready_after`](Stepper::bucket_ready_after) has returned, only your
+    ///    own sum of the bucket may write the gradient.
     /// 3. In a pass, read a parameter only after [`Stepper::view`] of the parameter and before its hand-over.
     /// 4. Between passes, call [`Stepper::view`] before you read a parameter, and [`Stepper::view_mut`] before you
     ///    write it.
@@ -86,7 +86,7 @@ impl StepperBuilder<'_> {
     }
 
     /// Connects the stepper to the caller's scaler, such as `torch.amp.GradScaler`. The stepper reads the loss scale
-    /// from the scaler's tensors, and writes to them whether a pass was skipped. This call sets the
+    /// from one tensor of the scaler, and reports in another tensor whether a pass was skipped. This call sets the
     /// [`loss_scale`](Self::loss_scale) to [`LossScale::External`](crate::LossScale).
     ///
     /// `scale` and `found_inf` are two of the scaler's tensors, with one f32 each. `scale` is the scaler's `_scale`,
@@ -94,8 +94,8 @@ impl StepperBuilder<'_> {
     /// steps run: the device's memory or, with [`offload`](Self::offload), the host's memory. A pass reads the scale
     /// once when it begins, and its steps divide gradients by that scale. The scale must be finite and above 0. When
     /// the pass is finished, all ranks must have the same `found_inf`. The pass is skipped if `found_inf` is not 0 at
-    /// that time. A pass with an infinite or NaN gradient is skipped too. Once the device has decided, the stepper sets
-    /// `found_inf` to 1 if the pass is skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// that time. A pass with an infinite or NaN gradient is skipped too. After the device's decision, the stepper sets
+    /// `found_inf` to 1 for a skipped pass and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -119,11 +119,11 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// With a scaler, [`finish`](Stepper::finish) waits until the device has decided whether the pass is skipped, and
-    /// thus for the last collective. `finish` does not wait for steps. On a GPU the trainer's stream waits, and the
-    /// thread waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's stream
-    /// may read and write both tensors. During a pass, work on the trainer's stream may access only `found_inf`. With
-    /// offload, these rules apply to the trainer's thread instead of its stream. A captured pass uses the same
+    /// With a scaler, [`finish`](Stepper::finish) waits for the device's decision whether to skip the pass. This
+    /// decision requires the last collective. `finish` does not wait for steps. On a GPU, the trainer's stream waits,
+    /// and the thread waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's
+    /// stream may read and write both tensors. During a pass, work on the trainer's stream may access only `found_inf`.
+    /// With offload, these rules apply to the trainer's thread instead of its stream. A captured pass uses the same
     /// addresses in every replay. With offload on a GPU, capture is refused.
     ///
     /// # Errors
@@ -158,14 +158,15 @@ impl StepperBuilder<'_> {
 impl<D: Device> Stepper<D> {
     /// Replaces the addresses of tensors that the stepper [borrows](crate::StepperBuilder::host_borrowing). Parameters
     /// that `memory` does not name keep their addresses. If `memory` names no bucket, all buckets keep their addresses.
-    /// Otherwise `memory` must name all buckets: either the present buckets in their present order, or new buckets.
+    /// Otherwise, `memory` must name all buckets: either the present buckets in their present order, or new buckets.
     /// Returns whether the buckets are new.
     ///
     /// If the buckets stay the same, this call takes a few nanoseconds per parameter, so you can make it before every
     /// pass. Buckets are new, for example, after PyTorch's reducer has rebuilt them. If buckets are new, this call
     /// copies the stepper's own tensors, parameter by parameter. Step counts, learning rates, frozen parameters and the
-    /// status stay the same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to
-    /// recordings and captured passes. Training continues with the same bits as without the call.
+    /// status stay the same. The documentation of [`rebuild_buckets`](Self::rebuild_buckets) describes the cost of the
+    /// copy, and the effect on recordings and captured passes. Training continues with the same bits as without the
+    /// call.
     ///
     /// ```
     /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
@@ -191,7 +192,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU the
+    /// On the host, this call waits for all steps, and no op uses the old memory after the call returns. On a GPU, the
     /// trainer's stream waits for the steps instead. Later work on that stream, such as freeing the old memory, runs
     /// after all work that uses the old memory. The GPU copies the new addresses of parameters from one of two buffers,
     /// and the host waits only if both buffers are in use. If the buckets are new, the host waits for all steps, even
@@ -211,8 +212,8 @@ impl<D: Device> Stepper<D> {
     /// From this call on, the new memory meets the safety contract of the constructor that borrowed the old memory.
     /// Until this call returns `Ok`, the old memory meets that contract too. Before this call, copy the values of every
     /// moved parameter to its new address, on every rank. This call does not copy or broadcast these values, and does
-    /// not update the [master](crate::Master). On a GPU, the work that fills the new memory comes before this call on
-    /// the trainer's stream. Gradients may be filled later, as in any pass.
+    /// not update the [master](crate::Master). On a GPU, enqueue the work that fills the new memory on the trainer's
+    /// stream before this call. Gradients may be filled later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -244,8 +245,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Returns the caller's tensors as pieces of a plan. A tensor in `memory` gets its new address. Any other tensor
-    /// keeps its present address.
+    /// Returns the pieces (ranges and their addresses) of the caller's tensors in `plan`. A tensor in `memory` gets its
+    /// new address. Any other tensor keeps its present address.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

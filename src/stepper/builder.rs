@@ -112,7 +112,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Adds an optimizer to one group. The new optimizer steps after the group's earlier optimizers, with the same
-    /// gradients. It has separate states, named `momentum_buffer#1` and so on.
+    /// gradients. The new optimizer has separate states, named `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -172,7 +172,7 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Nothing, optimizer)
     }
 
-    /// Steps only these parameters. All other parameters have no states. Their gradients are averaged over the ranks,
+    /// Steps only these parameters. Other parameters have no states, and their gradients are averaged over the ranks
     /// for an optimizer outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) describes these
     /// gradients). After that optimizer has computed new parameters, store them with [`write`](crate::Stepper::write).
     /// `None` steps all parameters, and an empty list steps no parameter.
@@ -258,17 +258,17 @@ impl<'a> StepperBuilder<'a> {
     ///   before, or shares a bucket with a stepped parameter.
     /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
     ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided only by
-    ///   the loss scale. Gradients with the action [`Average` or `Leave`](crate::SegmentAction), and gradients of
-    ///   parameters without an optimizer, are the same as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip
-    ///   such gradients too. If a pass is abandoned, a bucket that was not stepped holds either the sums or this rank's
-    ///   own gradients.
+    ///   the loss scale. For gradients with the action [`Average` or `Leave`](crate::SegmentAction), and for gradients
+    ///   of parameters without an optimizer, this option has the same effect as `Keep`. PyTorch's `unscale_` and
+    ///   `clip_grad_norm_` skip such gradients too. If a pass is abandoned, a bucket that was not stepped holds either
+    ///   the sums or this rank's own gradients.
     /// * [`Release`](Gradients::Release): in `Eager` mode, each bucket's pages are returned to the operating system
     ///   right after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is
-    ///   faster than the steps. In the other modes all gradients are in memory when the last gradient has been reduced.
-    ///   The next write maps the pages again, one by one, and therefore costs more than a write to mapped pages. A page
-    ///   is not returned if it also holds a gradient with the action [`Average` or `Leave`](crate::SegmentAction), or
-    ///   the counts of ranks that had a gradient. `Release` needs Linux and a stepper on the CPU that owns its memory,
-    ///   and is refused otherwise.
+    ///   faster than the steps. In the other modes, all gradients are in memory when the last gradient has been
+    ///   reduced. The next write maps the pages again, one by one, and therefore costs more than a write to mapped
+    ///   pages. A page is not returned if it also holds a gradient with the action [`Average` or
+    ///   `Leave`](crate::SegmentAction), or the counts of ranks that had a gradient. `Release` needs Linux and a
+    ///   stepper on the CPU that owns its memory, and is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -290,9 +290,9 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets the element types of parameters, gradients, master weights and states. The default is f32 throughout.
-    /// Arithmetic is always f32. [`Precision`] says which types can be combined. [Groups](Self::group_precision) and
-    /// [parameters](crate::LayoutBuilder::dtype) may have other types. A custom optimizer
-    /// ([`Custom`](crate::optim::Custom)) needs f32.
+    /// Arithmetic is always f32. The documentation of [`Precision`] describes which types can be combined.
+    /// [Groups](Self::group_precision) and [parameters](crate::LayoutBuilder::dtype) may have other types. A custom
+    /// optimizer ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
@@ -319,8 +319,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, an all-gather
-    /// of your own can then send the copies, which are smaller. The copy is made from the [master
+    /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, your own
+    /// all-gather can send these copies, which are smaller than the parameters. The copy is made from the [master
     /// weight](crate::Master), if there is one. The copy has the value after the parameter's last update, and is zeros
     /// before the first update. A custom optimizer ([`Custom`](crate::optim::Custom)) writes no copy.
     /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` return the copy in place.
@@ -330,9 +330,9 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps an exponential moving average in f32 of each parameter, or of its [master weight](crate::Master) if it has
+    /// Keeps an f32 exponential moving average of each parameter, or of its [master weight](crate::Master) if it has
     /// one. Each update of the parameter sets the average to `decay * average + (1 - decay) * parameter`, in the same
-    /// launch. Before the first update the average is zeros. The first update sets the average to the parameter's
+    /// launch. Before the first update, the average is zeros. The first update sets the average to the parameter's
     /// value. A custom optimizer ([`Custom`](crate::optim::Custom)) keeps no average.
     /// [`Stepper::read`](crate::Stepper::read) returns the average.
     ///
@@ -369,8 +369,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)). `divisor` selects
-    /// the number of ranks by which the summed gradients are divided. [`Solo`](crate::Solo) is one rank, so its
-    /// gradients are divided by 1.
+    /// the number of ranks by which the summed gradients are divided. With [`Solo`](crate::Solo), there is only one
+    /// rank, so gradients are divided by 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
         self
@@ -388,13 +388,13 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Clips the averaged gradients by their global norm or by the previous pass's norm, or clips each bucket by its
-    /// own norm. By default nothing is clipped.
+    /// own norm. By default, nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
         self
     }
 
-    /// Clips one group of the layout separately, by the exact norm of its gradients. With `None` the group is not
+    /// Clips one group of the layout separately, by the exact norm of its gradients. With `None`, the group is not
     /// clipped. All other groups are clipped together, by [`clip`](Self::clip). Groups that are clipped separately
     /// share no bucket. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the group's norm. This option is
     /// refused in `Eager` mode, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With
@@ -440,8 +440,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets the instruction set of the kernels. The default is the set that `INSTEP_ISA` names, or else the widest set
-    /// that the CPU supports.
+    /// Sets the instruction set of the kernels. The default is the set that `INSTEP_ISA` names. If `INSTEP_ISA` is not
+    /// set, the default is the widest set that the CPU supports.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
@@ -457,10 +457,10 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Runs all collectives and steps on the thread that calls the stepper. The hand-over that completes a bucket also
-    /// reduces and steps that bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
-    /// [`threads(1)`](Self::threads) it starts none. Use this option in engines that have their own threads, and in
-    /// processes that must not start threads. If several ranks share a process, each rank still needs its own thread,
-    /// because an all-reduce waits for the other ranks.
+    /// reduces and steps that bucket. Nothing overlaps. The stepper starts only the threads of its pool. With
+    /// [`threads(1)`](Self::threads), the stepper starts no thread. Use this option in engines that have their own
+    /// threads, and in processes that must not start threads. If several ranks share a process, each rank still needs
+    /// its own thread, because an all-reduce waits for the other ranks.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -479,18 +479,21 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
+    /// Sets how long a collective waits for other ranks. The default is the value of `INSTEP_DEADLINE_MS`, or 60 s if
+    /// this variable is not set.
     ///
-    /// On a GPU, only calls that wait for the GPU check the deadline. Time counts only while a collective is unfinished
-    /// and the trainer's stream has passed the last hand-over. The time of a long backward therefore does not count.
-    /// Progress inside a captured graph cannot be observed, so the full time of a replay counts.
+    /// On a GPU, only calls that wait for the GPU check the deadline. Time counts towards the deadline only while a
+    /// collective is unfinished and the trainer's stream has passed the last hand-over. The time of a long backward
+    /// therefore does not count. Progress inside a captured graph cannot be observed, so the full time of a replay
+    /// counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Records the stepper's ops, the trainer's accesses, and their times. The recording grows with every pass until
-    /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it.
+    /// Records the stepper's ops with their times, the trainer's accesses, and the intervals in which the trainer
+    /// waited. The recording grows with every pass until [`Stepper::take_recording`](crate::Stepper::take_recording)
+    /// takes it.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;
         self

@@ -1,7 +1,7 @@
 //! The trainer's claims on memory, and all reasons to refuse a claim.
 //!
-//! The trainer claims memory before it accesses the memory. A claim announces the access to the schedule, then waits,
-//! and then records the access for the checker. A refused claim has written nothing.
+//! The trainer claims memory before it accesses the memory. A claim first informs the schedule of the access, then
+//! waits, and then records the access for the checker. A refused claim has written nothing.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -66,7 +66,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Records that the trainer wrote a tensor. The next pass broadcasts the bucket of a written parameter. A written
-    /// gradient can be handed over in the open pass. For any other tensor, ranks compare whether all of them wrote it.
+    /// gradient can be handed over in the open pass. For any other tensor, ranks check that all of them wrote it.
     pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
         let param = self.layout.index(id)?;
         match memory {
@@ -174,7 +174,7 @@ impl<D: Device> Stepper<D> {
 
     /// Refuses to close a pass in which the trainer forgot a gradient. With sums by the caller, every gradient must be
     /// written and handed over. With `Unused::Refuse`, every gradient must be written. On borrowed memory, at least one
-    /// gradient must be written, because zeros would otherwise overwrite all of them.
+    /// gradient must be written, because zeros would otherwise overwrite all gradients.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
         let is_written = |param: usize| written[param] || schedule.has_contributed(param);

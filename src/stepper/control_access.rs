@@ -19,7 +19,7 @@ use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Freezes or unfreezes a parameter from the next pass on. Call it between passes, after `touch_frozen`.
+    /// Freezes or unfreezes a parameter from the next pass on. Call this function between passes, after `touch_frozen`.
     pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
@@ -30,7 +30,8 @@ impl<D: Device> Stepper<D> {
         self.settings_changed = true;
     }
 
-    /// Sets the learning-rate multipliers of these parameters. Call it between passes, after `touch_settings`.
+    /// Sets the learning-rate multipliers of these parameters. Call this function between passes, after
+    /// `touch_settings`.
     pub(super) fn write_lr_multipliers(&mut self, params: Range<usize>) {
         for param in params {
             let (segment, multiplier) =

@@ -1,7 +1,7 @@
 //! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta.
 //!
-//! A call that sets NAdam's step count without the product is refused, because the next update's bias correction would
-//! silently be wrong.
+//! A call that sets NAdam's step count without the product is refused, because otherwise the next update's bias
+//! correction would silently be wrong.
 
 use std::borrow::Cow;
 
@@ -50,11 +50,11 @@ impl<D: Device> Stepper<D> {
         Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Sets the step counts of all of a parameter's optimizers, or of one of them. The next update has the number
-    /// `count + 1`, and its bias correction uses this number. Update number 1 initialises a momentum buffer instead of
-    /// averaging into the buffer. If an optimizer [carries](Self::carried) a number from update to update, pass this
-    /// number with the count. All ranks must set the same count. If the counts differ, the next collective that
-    /// [compares calls](Self::set_lr) returns `Mismatch`.
+    /// Sets the step counts of all optimizers of a parameter, or the count of one of these optimizers. The next update
+    /// has the number `count + 1`, and its bias correction uses this number. Update number 1 initialises a momentum
+    /// buffer instead of averaging into the buffer. If an optimizer [carries](Self::carried) a number from update to
+    /// update, pass this number with the count. All ranks must set the same count. If the counts differ, the next
+    /// collective that [compares calls](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -126,8 +126,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Returns the name of the number that an optimizer [carries](Self::carried). The name is that of `torch.optim`,
-    /// with the suffix `#k` for the parameter's `k`-th further optimizer.
+    /// Returns the name of the number that an optimizer [carries](Self::carried). The name is the one in `torch.optim`.
+    /// For the parameter's `k`-th additional optimizer, the suffix `#k` is added.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);
@@ -177,8 +177,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Returns the names of a parameter's states for [`ParamId::state`]. These are the names in `torch.optim`, with the
-    /// suffix `#k` for the parameter's `k`-th further optimizer.
+    /// Returns the names of a parameter's states for [`ParamId::state`]. These are the names in `torch.optim`. For the
+    /// parameter's `k`-th additional optimizer, the suffix `#k` is added.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -17,8 +17,8 @@ use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
     /// Builds a stepper that predicts the training of one rank: which ops run, when they run, and how many bytes the
-    /// rank needs. `cost` gets an op and the number of bytes that the op moves, and returns the nanoseconds that the op
-    /// takes. The trainer calls this stepper like a real stepper, and advances its own clock with
+    /// rank needs. `cost` receives an op and the number of bytes that the op moves, and returns the nanoseconds that
+    /// the op takes. The trainer calls this stepper like a real stepper, and advances its own clock with
     /// [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
@@ -44,7 +44,7 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`host`](Self::host) that concern options.
+    /// Returns those errors of [`host`](Self::host) that concern options.
     pub fn forecast(
         self,
         rank: u32,
@@ -80,7 +80,7 @@ impl Foresight {
     /// of a parameter or, in a pass, a write of a gradient.
     ///
     /// # Errors
-    /// The errors of [`Stepper::read`] that concern the tensor.
+    /// Returns those errors of [`Stepper::read`] that concern the tensor.
     pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
         let (id, memory) = self.0.find(tensor.into())?;
         let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;

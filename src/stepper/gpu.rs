@@ -51,7 +51,7 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// Compares layout and options with the other ranks, and waits until the stepper's memory is allocated. If the
-    /// stepper [records](Self::record), this also waits for all earlier work on the trainer's stream.
+    /// stepper [records](Self::record), this call also waits for all earlier work on the trainer's stream.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
@@ -67,17 +67,17 @@ impl StepperBuilder<'_> {
         self.on_gpu(sums.into(), None, cuda)
     }
 
-    /// Builds the stepper on a GPU, with parameters and gradient buckets in the caller's memory. Add their device
-    /// addresses to a [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). This
-    /// call rejects the same options as [`host_borrowing`](Self::host_borrowing). The documentation of
+    /// Builds the stepper on a GPU, with parameters and gradient buckets in the caller's memory. Add the device
+    /// addresses of these tensors to a [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into
+    /// a pointer). This call rejects the same options as [`host_borrowing`](Self::host_borrowing). The documentation of
     /// [`bucket_ready_after`](Stepper::bucket_ready_after) has an example.
     ///
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). Before this call, make the trainer's stream wait for the work that fills
     /// the parameters, unless that work is on this stream. Between passes, work on that stream may fill parameters
-    /// again after [`Stepper::ptr`]. In that case every rank must fill in the same values, because the stepper does not
-    /// broadcast them. If a parameter has a [master weight](crate::Master), never fill the parameter in this way,
-    /// because only [`Stepper::write`] writes masters.
+    /// again after [`Stepper::ptr`] has returned their addresses. In that case, every rank must fill in the same
+    /// values, because the stepper does not broadcast them. If a parameter has a [master weight](crate::Master), never
+    /// fill the parameter in this way, because only [`Stepper::write`] writes masters.
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
@@ -89,13 +89,13 @@ impl StepperBuilder<'_> {
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
-    /// every address stays valid until you have synchronised the device afterwards. While the addresses must be valid,
-    /// the tensors are accessed only by the stepper, by work on the trainer's stream, and by the sums that you hand
-    /// over with [`bucket_ready_after`](Stepper::bucket_ready_after). Another stream counts as the trainer's stream if
-    /// it forks from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a gradient may be
-    /// written only after [`Stepper::ptr`] has returned its address, and before its hand-over. A parameter may be read
-    /// only between [`Stepper::ptr`] for the parameter and its next hand-over, or after [`finish`](Stepper::finish) of
-    /// a pass in `Sequential` or `Eager` mode.
+    /// every address stays valid until you have synchronised the device afterwards. As long as the addresses must be
+    /// valid, only the stepper, work on the trainer's stream, and the sums that you hand over with
+    /// [`bucket_ready_after`](Stepper::bucket_ready_after) access the tensors. Another stream counts as the trainer's
+    /// stream if it forks from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a
+    /// gradient may be written only after [`Stepper::ptr`] has returned its address, and before its hand-over. A
+    /// parameter may be read only between [`Stepper::ptr`] for the parameter and its next hand-over, or after
+    /// [`finish`](Stepper::finish) of a pass in `Sequential` or `Eager` mode.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -157,10 +157,11 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Hands over a bucket that the caller sums. The caller has recorded `event` after that sum, and the bucket's step
-    /// waits for `event`. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the
-    /// steady state of [`Mode::Eager`](crate::Mode) this call makes four driver calls. One reads the current context.
-    /// The other three are a wait, a launch and an event record on the optim stream.
+    /// Hands over a bucket that the caller sums. The caller has recorded `event` after the sum of the bucket, and the
+    /// bucket's step waits for `event`. The stepper must have been built with
+    /// [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of [`Mode::Eager`](crate::Mode), this call
+    /// makes four driver calls. One reads the current context. The other three are a wait, a launch and an event record
+    /// on the optim stream.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;
@@ -197,7 +198,7 @@ impl Stepper<CudaDevice> {
     /// The event has not been destroyed, and belongs to this device. The event was recorded in this pass, after the
     /// bucket's sum. The sum runs after this pass's last write of the bucket's gradients, and after this pass's last
     /// read of the bucket's parameters. (A wait for an event that was never recorded returns at once, and an event that
-    /// was recorded too early does not order the sum. In both cases the step would race with the sum.)
+    /// was recorded too early does not order the sum. In both cases, the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -206,30 +207,31 @@ impl Stepper<CudaDevice> {
         self.hand_over_awaited(bucket, event)
     }
 
-    /// Returns the address of a tensor. Between passes, `tensor` may be any tensor. In a pass, it must be a parameter
-    /// or a gradient, and this call marks a gradient as written. Write the full gradient, or add to the gradient if it
-    /// [was written](Self::is_first) before. Between passes, borrowed parameters may also be written at their addresses
-    /// ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read at their addresses. To change them,
-    /// call [`write`](Self::write).
+    /// Returns the address of a tensor. Between passes, `tensor` may be any tensor. In a pass, `tensor` must be a
+    /// parameter or a gradient, and this call marks the gradient as written. Write the full gradient, or add to the
+    /// gradient if it [was written](Self::is_first) before. Between passes, borrowed parameters may also be written at
+    /// their addresses ([`StepperBuilder::cuda_borrowing`]). All other tensors may only be read at their addresses. To
+    /// change them, call [`write`](Self::write).
     ///
     /// # Shapes
-    /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) sets, and is
-    /// aligned to 256 bytes unless [borrowed](crate::Borrowed).
+    /// The tensor has the registered number of elements, and the [precision](crate::Precision) sets their type. The
+    /// address is aligned to 256 bytes unless the memory is [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address that was
     /// returned inside a pass may be used until the parameter's hand-over. A parameter's address that was returned
     /// between passes may be used until the parameter's hand-over in the next pass. Any other address that was returned
-    /// between passes may be used until the next pass begins. Another stream that uses the address must first wait for
-    /// the trainer's stream, after this call. The trainer's stream must then wait for the other stream, before the
-    /// hand-over or `begin` that ends the use of the address. With [`Strategy::Fsdp`](crate::Strategy) a parameter's
-    /// address is valid until its bucket is [resharded](Self::reshard), by a call or by the bucket's launch.
+    /// between passes may be used until the next pass begins. After this call, another stream must wait for the
+    /// trainer's stream before it uses the address. The trainer's stream must then wait for the other stream, before
+    /// the hand-over or `begin` that ends the use of the address. With [`Strategy::Fsdp`](crate::Strategy), a
+    /// parameter's address is valid until a call or the bucket's launch [reshards](Self::reshard) the bucket.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper has no such tensor, stores it as
     /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it. `Sharded` for a [sharded](crate::Strategy) tensor.
-    /// `Order` inside a pass for a state, copy, average or frozen gradient. `Order` for a tensor that was handed over
-    /// in this micro-batch, and for a parameter in a bucket that is not unsharded. `Poisoned` after a failure.
+    /// `Order` inside a pass for a state, a copy, an average, or the gradient of a frozen parameter. `Order` for a
+    /// tensor that was handed over in this micro-batch, and for a parameter in a bucket that is not unsharded.
+    /// `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {
@@ -264,15 +266,15 @@ impl Stepper<CudaDevice> {
     /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the pass
     /// has ended. This call returns at once, unless the host is eight passes ahead of the GPU. All ranks must replay
     /// the same capture at the same point, with the same learning rates and frozen parameters. Ranks do not compare a
-    /// replay's collectives, so a difference makes them hang or diverge.
+    /// replay's collectives, so a difference makes the ranks hang or diverge.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last pass, or the capture belongs to another
     /// stepper. `Poisoned` after a failure.
     ///
     /// # Safety
-    /// All memory that the trainer's captured work touches is still alive, and nothing else touches it during the
-    /// replay. No other handle has closed the stepper's communicator.
+    /// All memory that the trainer's captured work touches is still valid, and nothing else touches this memory during
+    /// the replay. No other handle has closed the stepper's communicator.
     pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         self.refuse_open_pass()?;
         if self.params_written.is_broadcast_due() {

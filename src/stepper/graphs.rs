@@ -1,8 +1,8 @@
 //! Captures whole passes as CUDA graphs. A pass is captured once, and then replayed with one launch each time.
 //!
-//! In a captured pass, all streams fork from the trainer's stream and join it again. In all other respects a captured
-//! pass is an ordinary pass. Every capture that begins also ends. After a failed capture, the stepper is in the same
-//! state as before the capture, unless `trainer` has replaced the stepper.
+//! In a captured pass, all streams fork from the trainer's stream and join it again. In all other respects, a captured
+//! pass is an ordinary pass. Every capture is ended, even after an error. After a failed capture, the stepper is in the
+//! same state as before the capture, unless `trainer` has replaced the stepper.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::stepper::stepper::Stepper;
 pub(super) const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
 
 impl Stepper<CudaDevice> {
-    /// Captures a pass as a CUDA graph. The graph has the work that `trainer` enqueues on its stream, and the pass's
-    /// collectives and steps. Nothing runs during the capture. [`replay`](Self::replay) then runs the pass with one
-    /// launch, any number of times, with the current learning rates. If you freeze a parameter after the capture,
+    /// Captures a pass as a CUDA graph. The graph contains the work that `trainer` enqueues on its stream, and the
+    /// pass's collectives and steps. Nothing runs during the capture. [`replay`](Self::replay) then runs the pass with
+    /// one launch, any number of times, with the current learning rates. If you freeze a parameter after the capture,
     /// replays do not step it. A parameter that was frozen during the capture is never stepped in replays. To step it,
     /// unfreeze it and capture again.
     ///

@@ -14,16 +14,17 @@ use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey, Optimizers};
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
-    /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
-    /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
-    /// the [collective](crate::Collective). If learning rates differ, the next pass's first collective then returns
-    /// `Mismatch`. Other collectives do not compare calls, so different learning rates make the ranks' parameters
-    /// diverge silently. Hyperparameters are not saved in checkpoints.
+    /// Sets an optimizer's learning rate from the next pass on. `optimizer` is the name of its group
+    /// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups), or its id from
+    /// [`optimizers`](Self::optimizers). All ranks must set the same learning rate. In-process ranks, and
+    /// [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of the [collective](crate::Collective). If
+    /// learning rates differ, the next pass's first collective then returns `Mismatch`. Other collectives do not
+    /// compare calls, so different learning rates make the ranks' parameters diverge silently. Hyperparameters are not
+    /// saved in checkpoints.
     ///
     /// # Ordering
     /// Waits until the op `Begin` of the last pass has run, but does not wait for the pass's steps. After an abandoned
-    /// pass, waits for all of its unfinished ops.
+    /// pass, waits for all unfinished ops of that pass.
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, or if the group has several optimizers. `Config` if the optimizer
@@ -39,8 +40,8 @@ impl<D: Device> Stepper<D> {
 
     /// Sets one or more hyperparameters of an optimizer from the next pass on. If one value is refused, no value is
     /// set. The names are the fields of the optimizer's type, as in `torch.optim`. The values are checked together, so
-    /// set hyperparameters that depend on each other in one call. `optimizer` and the ordering are the same as in
-    /// [`set_lr`](Self::set_lr). As with `set_lr`, all ranks must set the same values.
+    /// set hyperparameters that depend on each other in one call. The argument `optimizer` and the ordering are the
+    /// same as for [`set_lr`](Self::set_lr). As with `set_lr`, all ranks must set the same values.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -69,8 +70,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and
-    /// kind. `Config` if values are out of range or exclude each other, or if a state would be missing. A refused call
-    /// has changed nothing.
+    /// kind. `Config` if values are out of range or exclude each other, or if the stepper lacks a state that they need.
+    /// A refused call has changed nothing.
     pub fn set_hyper<'k, V: Into<Value> + Copy>(
         &mut self,
         optimizer: impl Into<OptimizerKey<'k>>,
@@ -100,8 +101,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule,
-    /// and the optimizer keeps its present learning rate until you call [`set_lr`](Self::set_lr). The schedule's step
-    /// is the same as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// and the optimizer keeps its present learning rate until you call [`set_lr`](Self::set_lr). The step at which the
+    /// schedule is evaluated is the same as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, if the group has several optimizers, or if the schedule's numbers are
@@ -164,10 +165,10 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.lr_multiplier(self.layout.index(id)?))
     }
 
-    /// Returns the step of the learning-rate schedules in the next pass. The step is the number of finished passes,
-    /// including [joined](Self::join) and replayed passes. Skipped passes count too, because the host does not wait
-    /// until the device has decided whether a pass is skipped. Abandoned passes do not count. Save the step with your
-    /// checkpoints.
+    /// Returns the step at which the next pass evaluates the learning-rate schedules. The step is the number of
+    /// finished passes, including [joined](Self::join) and replayed passes. Skipped passes count too, because the host
+    /// does not wait until the device has decided whether a pass is skipped. Abandoned passes do not count. Save the
+    /// step with your checkpoints.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }
@@ -186,7 +187,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets the learning rate of every scheduled optimizer for the next pass, if it has changed.
+    /// For each optimizer with a schedule, sets the learning rate of the next pass if this rate has changed.
     pub(super) fn follow_schedules(&mut self) -> Result<()> {
         if self.rates.schedules.is_empty() {
             return Ok(());

@@ -3,7 +3,7 @@
 //! `state/` defines the data, `stepper.rs` owns it, and the other files are the interface for users. No file imports a
 //! file of a higher layer (`tests/house/tidy` checks this). The safe interface cannot race. Slices borrow the stepper,
 //! and every launch borrows the stepper mutably. Every access first waits for the ops that it conflicts with. Only the
-//! schedule decides the order of ops. These files only report the trainer's calls to the schedule.
+//! schedule decides the order of ops. These files only inform the schedule of the trainer's calls.
 
 mod access;
 mod as_f32;

@@ -21,8 +21,8 @@ impl StepperBuilder<'_> {
     /// copied back when their bucket is [unsharded](Stepper::unshard). The copies run on separate streams and overlap
     /// with forward and backward. Without this option, steps run on the stepper's device.
     ///
-    /// On a GPU the driver calls the host's kernels in the order of a stream (`cuLaunchHostFunc`).
-    /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
+    /// On a GPU, the driver calls the host's kernels in stream order (`cuLaunchHostFunc`). [`threads`](Self::threads)
+    /// and [`isa`](Self::isa) apply to these kernels. Your own
     /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in a callback of the driver and must make no
     /// CUDA call. The tensors of a [`grad_scaler`](Self::grad_scaler) must be in the host's memory. Collectives must
     /// also accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). After a graph has

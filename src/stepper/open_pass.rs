@@ -14,8 +14,8 @@ use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
 
 impl Stepper {
-    /// Hands over a bucket that the caller sums on another thread. The closure `sum` must wait until that sum is
-    /// complete, and then return. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller).
+    /// Hands over a bucket that the caller sums on another thread. The closure `sum` must wait until the bucket's sum
+    /// is complete, and then return. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller).
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -63,7 +63,8 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a pass, emits the broadcast of parameters if one is needed, and sets the number that ranks compare.
+    /// Opens a pass, emits the broadcast of parameters if one is needed, and sets the agreement's number, which ranks
+    /// compare.
     pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
         self.refuse_rescued()?;
         self.run.get_mut().schedule.require_closed()?;
@@ -90,11 +91,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a parameter. With this call you declare that you have written its gradient and finished one use of
-    /// the parameter. A bucket is reduced once all its parameters are handed over. With several ranks, the reduce also
-    /// requires that all earlier buckets are handed over. The mode decides when the bucket is stepped. With sums [by
-    /// the caller](crate::Sums::by_caller), you also declare that the sum of the gradient is complete. On a GPU, such a
-    /// sum needs an event, so call `bucket_ready_after` instead of `grad_ready`.
+    /// Hands over a parameter. This call declares that you have written the parameter's gradient, and that you have
+    /// finished one use of the parameter. A bucket is reduced once all its parameters are handed over. With several
+    /// ranks, the reduce also requires that all earlier buckets are handed over. The mode decides when the bucket is
+    /// stepped. With sums [by the caller](crate::Sums::by_caller), this call also declares that the sum of the gradient
+    /// is complete. On a GPU, such a sum needs an event, so call `bucket_ready_after` instead of `grad_ready`.
     ///
     /// # Ordering
     /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
@@ -143,8 +144,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over the gradients that were written and not handed over, from the last parameter to the first. Backward
-    /// usually writes gradients in this order.
+    /// Hands over the gradients that were written but not yet handed over, from the last parameter to the first.
+    /// Backward usually writes gradients in this order.
     fn hand_over_written(&mut self) -> Result<()> {
         for param in 0..self.layout.parameters().len() {
             self.note_hand_over(param);
@@ -161,10 +162,9 @@ impl<D: Device> Stepper<D> {
 
     /// Hands over a bucket: all uses of all its parameters, except frozen and [unused](Self::set_unused) parameters.
     /// The gradients of all these parameters must have been written, even with [`Unused::Skip`](crate::Unused) or
-    /// `StepZero`. To leave a gradient out, hand over each of the bucket's other parameters by
-    /// [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), you also declare with this
-    /// call that the bucket's sum is complete. On a GPU, such a sum needs an event, so call `bucket_ready_after`
-    /// instead of `bucket_ready`.
+    /// `StepZero`. If a gradient was not written, call [`grad_ready`](Self::grad_ready) for each of the bucket's other
+    /// parameters instead. With sums [by the caller](crate::Sums::by_caller), this call also declares that the bucket's
+    /// sum is complete. On a GPU, such a sum needs an event, so call `bucket_ready_after` instead of `bucket_ready`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -240,19 +240,19 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
-    /// Closes the pass. First hands over the gradients that were written and not yet handed over. Gradients that the
+    /// Closes the pass. First hands over the gradients that were written but not yet handed over. Gradients that the
     /// caller sums are excluded, because only the caller's own hand-over shows that a sum is complete.
     /// [`Unused`](crate::Unused) decides what happens to parameters without a gradient.
     ///
     /// # Ordering
-    /// Returns at once. The next access waits for the steps that it needs. On a GPU in `Sequential` and `Eager` mode,
-    /// the trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
+    /// Returns at once. The next access waits for the steps that conflict with this access. On a GPU in `Sequential`
+    /// and `Eager` mode, the trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
     /// `Order` in five cases. An open pass stays open after the error: complete or abandon it.
     /// - No pass is open.
     /// - This is not the last micro-batch.
-    /// - A gradient was not written, and the option is [`Unused::Refuse`](crate::Unused) or the caller sums the
+    /// - A gradient was not written, although the option is [`Unused::Refuse`](crate::Unused) or the caller sums the
     ///   gradient.
     /// - The memory is borrowed, and no gradient was written.
     /// - With sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over.

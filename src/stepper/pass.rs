@@ -154,8 +154,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Opens a pass of several micro-batches, over which gradients accumulate. The first write of a gradient in the
-    /// pass replaces the gradient. In later micro-batches the trainer adds to the gradient with [`Grads::add`]. Buckets
-    /// are launched only in the last micro-batch. With shards, ranks may [reduce each
+    /// pass replaces the gradient. In later micro-batches, the trainer adds to the gradient with [`Grads::add`].
+    /// Buckets are launched only in the last micro-batch. With shards, ranks may [reduce each
     /// micro-batch](crate::StepperBuilder::accumulation) instead. The first write in each micro-batch then replaces the
     /// gradient. For a mean over micro-batches, the trainer divides its loss by the number of micro-batches.
     ///

@@ -32,7 +32,7 @@ impl<D: Device> Stepper<D> {
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
     /// anew, because the checker needs the buckets with which a recording was made. [Take](Self::take_recording) the
     /// old recording before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the
-    /// call, and the trainer must ask for addresses again.
+    /// call, and the trainer must request all addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -113,7 +113,7 @@ impl<D: Device> Stepper<D> {
     /// hyperparameters out of range, for a parameter that is named twice, or for a parameter with the action
     /// [`Leave`](SegmentAction::Leave). `Config` if the optimizer carries a product of momenta
     /// ([`NAdam`](crate::NAdam)), and a parameter that had no optimizer has a step count above 0. `Layout` if an id is
-    /// of another layout. `Order` inside a pass. `Poisoned` after a failure. After each of these errors the stepper is
+    /// of another layout. `Order` inside a pass. `Poisoned` after a failure. After each of these errors, the stepper is
     /// unchanged.
     pub fn add_optimizer_for(
         &mut self,
@@ -124,7 +124,7 @@ impl<D: Device> Stepper<D> {
         self.add_late(params, None, &optimizer)
     }
 
-    /// Adds an optimizer of single parameters, or of a group.
+    /// Adds an optimizer for single parameters, or for a group.
     pub(super) fn add_late(
         &mut self,
         params: Vec<usize>,
@@ -264,11 +264,12 @@ impl<D: Device> Stepper<D> {
 
 impl<D: Device> Stepper<D> {
     /// Sets the optimizer of a group that was built without one. The group's name then selects the optimizer in
-    /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper), [`set_lr_schedule`](Self::set_lr_schedule) and
-    /// [`optimizers`](Self::optimizers), as if you had set the optimizer on the builder. The optimizer steps those
-    /// parameters of the group that have the action [`Step`](SegmentAction::Step) and no optimizer yet. Parameters that
-    /// [`optimize_only`](crate::StepperBuilder::optimize_only) left out are included. All ranks make this call at the
-    /// same point between passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
+    /// [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper) and [`set_lr_schedule`](Self::set_lr_schedule), as for
+    /// an optimizer that was set on the builder. [`optimizers`](Self::optimizers) lists the optimizer under this name.
+    /// The optimizer steps those parameters of the group that have the action [`Step`](SegmentAction::Step) and no
+    /// optimizer yet. Parameters that [`optimize_only`](crate::StepperBuilder::optimize_only) left out are included.
+    /// All ranks make this call at the same point between passes. The call costs as much as
+    /// [`rebuild_buckets`](Self::rebuild_buckets).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -147,7 +147,7 @@ impl<D: Device> Stepper<D> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
-    /// Returns whether the loss scale is dynamic. If it is dynamic, returns an error for a state that
+    /// Returns whether the loss scale is dynamic. If the scale is dynamic, returns an error for a state that
     /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
     pub(crate) fn accepts_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
@@ -200,7 +200,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Waits for the previous pass's decision, and thus for its last collective, but not for its steps. Call this
-    /// method after forward, when you scale the loss. On a GPU the host waits for all work on the trainer's stream.
+    /// method after forward, when you scale the loss. On a GPU, the host waits for all work on the trainer's stream.
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids this wait.
     ///
     /// # Errors

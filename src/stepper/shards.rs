@@ -20,7 +20,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
-    /// Sets which tensors are sharded. By default no tensor is sharded, and every rank steps all parameters.
+    /// Sets which tensors are sharded. By default, no tensor is sharded, and every rank steps all parameters.
     ///
     /// ```
     /// use instep::op::Memory;
@@ -49,7 +49,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets the number of ranks in each group that shards tensors (hybrid sharding, HSDP). By default all ranks form
+    /// Sets the number of ranks in each group that shards tensors (hybrid sharding, HSDP). By default, all ranks form
     /// one group. With 8 ranks and a size of 4, ranks 0 to 3 form one group, and ranks 4 to 7 form another. Each group
     /// [shards](Self::strategy) tensors among its ranks. Ranks 0 and 4 are replicas: they have the same shards. After
     /// the reduce-scatter in each group, replicas all-reduce the gradients of their shards. Choose the size so that
@@ -274,7 +274,7 @@ impl<D: Device> Stepper<D> {
         Ok(received)
     }
 
-    /// Refuses a tensor of which this rank has only a shard.
+    /// Refuses a tensor if this rank has only a shard of it.
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
@@ -305,9 +305,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds the written values of sharded parameters, and of parameters with sharded or offloaded masters, to the
-    /// agreement. Passes do not broadcast sharded parameters or such masters. Sharded values are not broadcast, because
-    /// each rank has only a shard.
+    /// Adds written values to the agreement if the parameter is sharded, or if its master is sharded or offloaded.
+    /// Passes do not broadcast such parameters and masters. Sharded values are not broadcast, because each rank has
+    /// only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
@@ -324,6 +324,6 @@ impl<D: Device> Stepper<D> {
     }
 }
 
-/// The length of a piece is a multiple of this number of bytes, a cache line. Therefore no element is split between two
-/// pieces.
+/// The size of a cache line in bytes. The length of a piece is a multiple of this size, so no element is split between
+/// two pieces.
 const LINE: usize = 64;

@@ -1,6 +1,6 @@
 //! The stepper: one rank's layout, plan, state, schedule and device, and the calls that need only these parts.
 //!
-//! The stepper reports the trainer's calls to the schedule, and the schedule decides the order of the ops. The safe
+//! The stepper informs the schedule of the trainer's calls, and the schedule decides the order of the ops. The safe
 //! interface cannot race, because views borrow the pass, and every launch borrows the pass mutably or consumes it.
 
 use crate::launch::Settings;
@@ -59,7 +59,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comms: Comms,
-    /// The most buckets that may be unsharded at the same time.
+    /// The maximum number of buckets that may be unsharded at the same time.
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast. They may differ between ranks.
     pub(super) params_written: ParamsWritten,
@@ -79,8 +79,7 @@ impl<D: Device> Stepper<D> {
     /// Returns how many bytes each kind of [`Memory`] takes, padding included. Unless tensors are sharded, each state's
     /// arena has as many elements as the arena of parameters, because both use the same offsets. The
     /// [precision](crate::StepperBuilder::precision) sets the size of an element. For [sharded
-    /// parameters](crate::Strategy::Fsdp), the bytes are those of this rank's shards and of the buckets that are
-    /// unsharded now.
+    /// parameters](crate::Strategy::Fsdp), the result counts this rank's shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.resharded_bytes(memory));
@@ -154,7 +153,7 @@ impl<D: Device> Stepper<D> {
         outcome.and(run.device.end())
     }
 
-    /// Returns the agreement's number. All ranks must have the same number in the next collective.
+    /// Returns the agreement's number. In the next collective, the agreement's numbers of all ranks must be equal.
     pub(super) fn agreed_number(&mut self) -> u64 {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
@@ -186,7 +185,7 @@ impl<D: Device> Stepper<D> {
         self.comms.world.rank()
     }
 
-    /// Returns the number of ranks that gradients are averaged over.
+    /// Returns the number of ranks over which gradients are averaged.
     pub fn world_size(&self) -> u32 {
         self.comms.world.world_size()
     }
@@ -208,8 +207,8 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// The buckets that were stepped before the pass was abandoned, in order. The new parameters, states and step
-    /// counts of these buckets stay. Only `Eager` mode has such buckets.
+    /// The buckets that were stepped before the pass was abandoned, in order. These buckets keep their new parameters,
+    /// states and step counts. Only `Eager` mode has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

@@ -57,22 +57,22 @@ impl From<ParamId> for TensorId<'_> {
 }
 
 impl ParamId {
-    /// Names the parameter's gradient.
+    /// Returns the identifier of the parameter's gradient.
     pub fn grad(self) -> TensorId<'static> {
         TensorId::Grad(self)
     }
 
-    /// Names a state of the parameter's optimizers.
+    /// Returns the identifier of a state of the parameter's optimizers.
     pub fn state(self, name: &str) -> TensorId<'_> {
         TensorId::State(self, name)
     }
 
-    /// Names the parameter's copy in another type.
+    /// Returns the identifier of the parameter's copy in another type.
     pub fn copy(self) -> TensorId<'static> {
         TensorId::Copy(self)
     }
 
-    /// Names the parameter's moving average.
+    /// Returns the identifier of the parameter's moving average.
     pub fn ema(self) -> TensorId<'static> {
         TensorId::Ema(self)
     }

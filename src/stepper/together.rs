@@ -15,7 +15,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 /// The size in bytes of a [message of rank 0](Stepper::broadcast_message). Every sharded plan has room for a message,
-/// because it has at least 256 elements of gradients, of at least 16 bits each.
+/// because its gradients have at least 256 elements of at least 16 bits each.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
@@ -43,7 +43,7 @@ impl<D: Device> Stepper<D> {
 
     /// Copies this rank's part of a tensor, and returns the part's elements. If the parameter's bucket is not sharded,
     /// rank 0's part is the full tensor, and the parts of the other ranks are empty. If the bucket is sharded, a rank's
-    /// part is its shard, even of a parameter that is full on every rank. With `rank_0s`, rank 0's part of such a
+    /// part is its shard, even if the parameter is full on every rank. With `rank_0s`, rank 0's part of such a
     /// parameter is the full parameter.
     pub(crate) fn read_part(
         &self,

@@ -1,8 +1,8 @@
 //! Unshards and reshards buckets of sharded parameters.
 //!
-//! On the host addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU a full bucket
-//! has separate memory, at a new address each time it is unsharded. Every read and write of a parameter first checks,
-//! with functions of this file, that its bucket is full.
+//! On the host, addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU, a full
+//! bucket has separate memory, with a new address each time the bucket is unsharded. Every read and write of a
+//! parameter first checks, with functions of this file, that its bucket is full.
 
 use std::num::NonZeroU32;
 
@@ -16,7 +16,7 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time. A trainer that forgets to reshard
-    /// then gets an error instead of using more memory. By default there is no limit.
+    /// then gets an error instead of using more memory. By default, there is no limit.
     pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
         self.max_unsharded = Some(buckets);
         self
@@ -54,13 +54,13 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
-    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs a
-    /// device's collectives in the order of the calls. This strategy has run in two processes on one H200, but not on
-    /// several GPUs yet.
+    /// On a GPU, the full bucket has a new address until the bucket is resharded ([`Stepper::ptr`] returns the
+    /// address). With [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over buckets in the same order,
+    /// because NCCL runs a device's collectives in the order of the calls. This strategy has run in two processes on
+    /// one H200, but not on several GPUs yet.
     ///
     /// # Ordering
-    /// Returns at once. An access of the bucket waits for the all-gather. The all-gather runs after the bucket's last
+    /// Returns at once. An access to the bucket waits for the all-gather. The all-gather runs after the bucket's last
     /// step.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl<D: Device> Stepper<D> {
     /// does nothing unless the bucket is [unsharded](Self::unshard).
     ///
     /// # Ordering
-    /// Returns at once. On a GPU the other ranks' shards are freed after all earlier work on the trainer's stream.
+    /// Returns at once. On a GPU, the other ranks' shards are freed after all earlier work on the trainer's stream.
     ///
     /// # Errors
     /// `Layout` if there is no such bucket.
@@ -117,7 +117,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Refuses access to a parameter or a copy while this rank has only its shard.
+    /// Refuses access to a parameter or a copy while this rank has only a shard of it.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_full(segment.bucket) {

@@ -60,7 +60,8 @@ impl<'a> Grads<'a> {
     /// `id.grad()`, or [`write`](Self::write), which converts the values.
     ///
     /// # Shapes
-    /// The slice has as many elements as the parameter, and is aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// The slice has as many elements as the parameter, and is aligned to 64 bytes unless the memory is
+    /// [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of the gradient's bucket.
@@ -287,10 +288,10 @@ impl Stepper {
     /// Ordering as for [`write`](Self::write).
     ///
     /// # Errors
-    /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
-    /// if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or has a [master
-    /// weight](crate::Master). Use [`write`](Self::write) for such a parameter, because its values are stored in
-    /// several places.
+    /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that is sharded over ranks.
+    /// `Unsupported` if the tensor is of another type. `Unsupported` for a parameter that is sharded, is offloaded or
+    /// has a [master weight](crate::Master). Use [`write`](Self::write) for such a parameter, because its values are
+    /// stored in several places.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;
@@ -361,7 +362,7 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts_mut(run.device.resolve(span).cast(), count) })
     }
 
-    /// Returns a slice that borrows the stepper. The caller has made every check except those of `claim`.
+    /// Returns a slice that borrows the stepper. The caller has performed every check except those of `claim`.
     fn slice<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
         let segment = self.claim(id, memory, false)?;
         let (address, count) = self.place(&segment, memory);

@@ -14,7 +14,7 @@ pub(super) const MARGIN: f64 = 24.0;
 pub(super) const LEFT: f64 = 110.0;
 /// Horizontal end of the plot.
 pub(super) const RIGHT: f64 = WIDTH - MARGIN;
-/// Height of the room below the plot.
+/// Height of the space below the plot.
 const BELOW: f64 = 50.0;
 const TICKS: u64 = 12;
 
@@ -58,7 +58,7 @@ impl Canvas {
         self.window.overlap(interval)
     }
 
-    /// Returns the horizontal position of a moment.
+    /// Returns the horizontal position of a time.
     pub(super) fn x(&self, ns: u64) -> f64 {
         let share = (ns - self.window.start_ns) as f64 / self.window.ns().max(1) as f64;
         LEFT + share * (RIGHT - LEFT)

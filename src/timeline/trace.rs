@@ -9,7 +9,7 @@ use crate::op::Stream;
 use crate::timeline::Lane;
 use crate::timeline::block::{Block, collect_blocks};
 
-/// Writes lanes as one JSON object, with times in microseconds and three decimals for the nanoseconds.
+/// Writes lanes as one JSON object. Times are in microseconds, with three decimal places.
 ///
 /// # Errors
 /// The errors of `out`.

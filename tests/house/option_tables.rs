@@ -30,8 +30,8 @@ bytes that a step reads and writes, including those of the gradient.
 | bf16, bf16 | 6 | 14 | `param, grad: BF16`, `moments: BF16`; bf16 parameters |
 | bf16 rounded stochastically, 8 bits | 4.03 | 10.1 | `rounding: Stochastic`; `seed=1, states=\"8bit\"` |
 
-A remainder has the 16 bits of an f32 that bf16 lacks, so a parameter and its remainder together are exactly an f32.
-8-bit states have one scale per 256 elements.
+A remainder has the low 16 bits of an f32, which bf16 lacks, so a parameter and its remainder together are exactly an
+f32. 8-bit states have one scale per 256 elements.
 
 ![Loss of a small GPT in three formats](loss.svg)
 

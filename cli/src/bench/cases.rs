@@ -16,11 +16,12 @@ use super::precisions::{Kind, storage};
 use super::reference;
 use super::system::last_level_cache_bytes;
 
-/// The world size of the timed steps. The world size is not 1, so the time of a step includes the division by it.
+/// The world size of the timed steps. The world size is above 1, so that steps also divide the gradients by the world
+/// size.
 pub(super) const WORLD_SIZE: u32 = 8;
 
-/// The approximate number of elements that one sample steps. A sample therefore takes tens of milliseconds, much longer
-/// than a clock tick or the wake-up of a thread.
+/// The approximate number of elements that are stepped in one sample. A sample therefore takes tens of milliseconds,
+/// much longer than a clock tick or the wake-up of a thread.
 pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
 
 /// An optimizer, or one of its `VARIANTS`.
@@ -112,10 +113,11 @@ impl FromStr for Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
-    /// Never: the steps rotate through buckets that together are at least four times as large as the cache. On the
-    /// host, `--quick` steps only one bucket.
+    /// The bucket is not in the cache: the steps rotate through buckets that together are at least four times as large
+    /// as the cache. On the host, `--quick` steps only one bucket.
     Beyond,
-    /// Always: every step uses the same bucket. In a sweep, the bucket has at most a quarter of the cache's size.
+    /// The bucket is always in the cache, because every step uses the same bucket. In a sweep, the bucket has at most a
+    /// quarter of the cache's size.
     Resident,
 }
 
@@ -189,7 +191,7 @@ impl Shape {
         }
     }
 
-    /// Returns the number of buckets that one sample steps.
+    /// Returns the number of buckets that are stepped in one sample.
     pub(super) fn buckets_per_sample(self) -> usize {
         (SAMPLE_ELEMENTS / self.elements() as f64).ceil() as usize
     }

@@ -1,5 +1,5 @@
-//! Times the memory traffic of a step over arrays that are 256 MiB apart. In one case all arrays start at the same
-//! offset in a page. In the other case their starts are staggered, as in a stepper.
+//! Measures the time of a step's memory traffic with arrays that are 256 MiB apart. In one case all arrays start at the
+//! same offset in a page. In the other case their starts are staggered, as in a stepper.
 //!
 //! Both cases run one after the other in each round. In the first case, the starts of the arrays differ only in high
 //! address bits. If the CPU also uses these high bits to distinguish cache lines, both cases take equally long.

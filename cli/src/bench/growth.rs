@@ -1,5 +1,5 @@
-//! Times each stage of a training run, from the layout to the checkpoint, for growing numbers of parameters. Each
-//! figure is the time divided by the number of parameters.
+//! Measures the time of each stage of a training run, from the layout to the checkpoint, for growing numbers of
+//! parameters. Each figure is the time divided by the number of parameters.
 //!
 //! Parameters are small, so most of the time is bookkeeping and not arithmetic. If a column is constant, the time is
 //! linear in the number of parameters.
@@ -42,7 +42,7 @@ const STAGES: [&str; 9] = [
 enum Case {
     /// One optimizer for all parameters.
     Shared,
-    /// One optimizer per parameter, each in its own group.
+    /// Each parameter is in its own group. All groups have equal hyperparameters.
     Groups,
     /// One optimizer per parameter, registered by `optimizer_for`.
     Each,
@@ -95,8 +95,8 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the nanoseconds per parameter of each stage, and the name of the instruction set. The two stages of a
-/// checkpoint are `None` if a checkpoint cannot hold so many names.
+/// Returns the nanoseconds per parameter of each stage, and the name of the instruction set. The times of the two
+/// checkpoint stages are `None` if a checkpoint cannot contain that many names.
 fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.len()], &'static str)> {
     let mut stages = [None; STAGES.len()];
     let mut clock = Instant::now();

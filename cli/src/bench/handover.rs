@@ -1,5 +1,6 @@
-//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread. In one case, all calls except the last
-//! only count a gradient. In the other case, each call completes a bucket and queues the bucket's ops.
+//! Measures the time of handing over a gradient (`grad_ready`) on the trainer's thread. In one case, every call only
+//! counts a gradient, except for the last call of a pass. In the other case, each call completes a bucket and queues
+//! the bucket's ops.
 //!
 //! Buckets are tiny, so the streams do little work. The time includes locking the streams and waking them. Only the
 //! trainer's thread is timed.

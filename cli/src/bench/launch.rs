@@ -1,8 +1,8 @@
-//! Times the work that a `BucketStep` does in addition to its kernel: checking tensors, computing addresses, and
-//! deriving the scalars of an update.
+//! Measures the time that a `BucketStep` spends outside its kernel: checking tensors, computing addresses, and deriving
+//! the scalars of an update.
 //!
-//! Every round times a `BucketStep`, and then only its kernel on the same memory. Both run on one thread. In the last
-//! entry of `CASES`, each parameter's tensors are separate, so the kernel is called once per parameter.
+//! Every round measures a `BucketStep`, and then the kernel alone on the same memory. Both run on one thread. In the
+//! last entry of `CASES`, each parameter's tensors are separate, so the kernel is called once per parameter.
 
 use std::time::Instant;
 

@@ -17,9 +17,9 @@ use super::system;
 pub(super) struct Machine {
     /// Name, family and model of the processor.
     pub(super) cpu: String,
-    /// Cores that this process may use.
+    /// The number of cores that this process may use.
     cores: usize,
-    /// Kernel threads of a stepper, if no option sets their number.
+    /// The number of a stepper's kernel threads, if no option sets this number.
     kernel_threads: usize,
     caches: Vec<CacheSize>,
     /// The frequency governor of the first core; null if the system does not report it.

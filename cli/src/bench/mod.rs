@@ -1,7 +1,7 @@
 //! `instep bench`: times optimizer steps on this machine and compares them with a memory ceiling.
 //!
 //! Three benches run on every device: step, overlap and handover. Launch, distance, sharding and growth run only on the
-//! host. Norm, control and graph run only on a GPU. No bench fails because a step is slow. benches/README.md explains
+//! host. Norm, control and graph run only on a GPU. A slow step never makes a bench fail. benches/README.md explains
 //! every column.
 
 mod cases;

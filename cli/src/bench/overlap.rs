@@ -1,7 +1,7 @@
-//! Measures how long a trainer waits for the optimizer, by mode and bucket size. A loop stands in for backward.
+//! Measures how long a trainer waits for the optimizer, by mode and bucket size. A loop simulates backward.
 //!
-//! The loop writes each parameter's gradient, then computes until a fixed time per element has passed. There is one
-//! rank, so no collective takes time. Every round has one pass of each mode.
+//! The loop writes each parameter's gradient, then computes until a fixed time per element has passed. The bench has
+//! only one rank, so collectives take no time. Every round has one pass of each mode.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

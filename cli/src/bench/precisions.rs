@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Bf16,
     /// bf16 throughout, rounded stochastically.
     Bf16Stochastic,
-    /// bf16 parameters and gradients; 8-bit states; rounded stochastically.
+    /// bf16 parameters and gradients; 8-bit states; stochastic rounding.
     Bf16Stochastic8bit,
     /// f16 parameters and gradients; f32 master weights and states.
     F16Master,

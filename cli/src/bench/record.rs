@@ -102,8 +102,8 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
-/// Returns the first line that a compiler prints for `--version`. In `words`, the compiler may come after a wrapper, as
-/// in `ccache g++`.
+/// Returns the first line that a compiler prints for `--version`. In `words`, a wrapper may precede the compiler, as in
+/// `ccache g++`.
 fn compiler(words: &str) -> String {
     let mut words = words.split_whitespace();
     let program = words.next().unwrap_or("c++");

@@ -1,5 +1,5 @@
-//! Times a pass with sharded states, and a pass with sharded states and parameters. Both are compared with the same
-//! pass without shards.
+//! Measures the time of a pass with sharded states, and of a pass with sharded states and parameters. Both are compared
+//! with the same pass without shards.
 //!
 //! In each round, every strategy makes one pass in the same process, so a busy machine slows all of them down. The
 //! trainer computes nothing that could overlap with a collective. The bench therefore shows the full cost of the

@@ -1,5 +1,5 @@
-//! Times one bucket's step and its ceiling in the same rounds. The ceiling is an in-place loop with the same memory
-//! traffic. In f32, it runs on the same memory as the step.
+//! Measures, in the same rounds, the times of one bucket's step and of the ceiling. The ceiling is an in-place loop
+//! with the same memory traffic. In f32, it runs on the same memory as the step.
 //!
 //! The machine's speed drifts, so only times of the same round are divided by each other. Every case is verified
 //! before it is timed.

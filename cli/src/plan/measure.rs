@@ -34,7 +34,8 @@ enum Call {
     Ready(usize),
 }
 
-/// A call of the trainer, and the trainer's own time since the previous call. Waits for ops do not count as own time.
+/// A call of the trainer, and the trainer's own time since the previous call. This time does not include the time spent
+/// waiting for ops.
 struct Timed {
     call: Call,
     own_ns: u64,
@@ -65,7 +66,7 @@ impl Seen {
     }
 }
 
-/// Maps each ticket to the op after which the ticket was recorded. For this, counts the ops of each stream.
+/// Maps each ticket to the op after which the ticket was recorded. To find this op, counts the ops of each stream.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,

@@ -59,9 +59,9 @@ pub struct Arguments {
     /// replicas of each other [default: all ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
-    /// Run steps on the host, with states, masters and averages in the host's memory. `torch` plans
-    /// `instep.torch.offload` of a plain module or under DDP. With --strategy=fsdp, `torch` plans
-    /// `instep.torch.offload` under fully_shard with CPUOffloadPolicy
+    /// Run steps on the host, with states, masters and averages in the host's memory. `torch` plans a training with
+    /// `instep.torch.offload`, on a plain module or under DDP. With --strategy=fsdp, `torch` plans a training under
+    /// fully_shard with CPUOffloadPolicy
     #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
     pub offload: Option<Engine>,
     /// With --offload=torch, size of the page-locked memory through which gradients are copied to the host [default:
@@ -77,7 +77,7 @@ pub struct Arguments {
     /// Number of micro-batches in a pass (gradient accumulation)
     #[arg(long, value_name = "COUNT", default_value = "1", conflicts_with = "measure")]
     pub micro_batches: NonZeroU32,
-    /// With shards, sum over ranks in each micro-batch instead of once per pass
+    /// With shards, sum gradients over ranks in each micro-batch instead of once per pass
     #[arg(long, requires = "micro_batches")]
     pub sum_micro_batches: bool,
     /// Norm to which all gradients together are clipped; for sequential and normed

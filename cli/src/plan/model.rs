@@ -94,7 +94,7 @@ impl Model {
     /// Reads and checks a description.
     ///
     /// # Errors
-    /// `Config` with a text that names what is wrong.
+    /// Returns `Config` with a text that names what is wrong.
     pub(super) fn parse(text: &[u8]) -> Result<Model, Failure> {
         let spelled: Spelled = serde_json::from_slice(text).map_err(|error| Failure::json(&error))?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == spelled.optimizer) else {

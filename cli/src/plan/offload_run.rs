@@ -1,4 +1,4 @@
-//! Simulates training with `instep.torch.offload`: the buckets, the queues, and the thread that steps.
+//! Simulates training with `instep.torch.offload`: the buckets, the queues, and the stepping thread.
 //!
 //! The work has the same order as in `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller
 //! divides the parameters into buckets.
@@ -56,18 +56,18 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
     Ok(kept.map(|(memory, bytes)| Held::on_host(&super::report::kind(memory, &names), bytes)).collect())
 }
 
-/// A task of the thread that steps.
+/// A task of the stepping thread.
 pub(super) enum Task {
     /// Waits for the copy of a bucket. Then adds the bucket's norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one ready bucket. The arrivals of all buckets that have been sent by then are processed first.
+    /// Steps one ready bucket. Before this step, the arrivals of all buckets that have already been sent are processed.
     Next,
     /// Decides the clip coefficient and whether to skip the step, then steps all buckets.
     Decide,
 }
 
-/// A simulated training: the time at which each queue is free, and the tasks of the thread that steps. All times are in
-/// nanoseconds.
+/// A simulated training: the time at which each queue becomes free, and the tasks of the stepping thread. All times are
+/// in nanoseconds.
 pub(super) struct Run<'a> {
     pub(super) buckets: &'a [Bucket],
     pub(super) decides: bool,
@@ -202,13 +202,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Queues a task for the thread that steps. Tasks run in the order of their times.
+    /// Queues a task for the stepping thread. Tasks run in the order of their times.
     pub(super) fn give(&mut self, at: u64, task: Task) {
         let later = self.tasks.partition_point(|(given, _)| *given <= at);
         self.tasks.insert(later, (at, task));
     }
 
-    /// Runs the next task of the thread that steps.
+    /// Runs the stepping thread's next task.
     fn work(&mut self) {
         let Some((given, task)) = self.tasks.pop_front() else { return };
         self.worker_free = self.worker_free.max(given);

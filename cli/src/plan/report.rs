@@ -58,7 +58,7 @@ impl Held {
     }
 }
 
-/// Where the tensors of one kind are. With offload, some kinds are on the host.
+/// The memory in which the tensors of one kind are stored. With offload, some kinds are on the host.
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Place {

@@ -13,7 +13,7 @@ use crate::Failure;
 /// Builds the stepper of a configuration.
 ///
 /// # Errors
-/// `Failure::Config`, with the names that the configuration file uses.
+/// Returns `Failure::Config` with the names that the configuration file uses.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // Every parameter has a gradient, so the stepper need not count the used parameters. The counts would double the
@@ -74,7 +74,7 @@ pub(super) fn group_name(index: usize) -> String {
 /// Freezes parameters and sets learning-rate multipliers, as the configuration says.
 ///
 /// # Errors
-/// `Config` for a multiplier out of range.
+/// `Config` if a multiplier is out of range.
 pub(super) fn set_exceptions(config: &Config, stepper: &mut Stepper) -> Result<(), Failure> {
     let layout = stepper.layout().clone();
     for id in layout.ids() {

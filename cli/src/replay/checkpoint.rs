@@ -1,7 +1,7 @@
 //! A replay that reads a checkpoint and writes the next checkpoint.
 //!
 //! The library reads and writes the checkpoints, so the output is the file that the training itself would save after
-//! the same steps. Values that a checkpoint does not have come from the configuration.
+//! the same steps. The configuration supplies the values that a checkpoint lacks.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek, Write};
@@ -42,7 +42,7 @@ impl Resumed {
     /// Builds the stepper and loads the checkpoint.
     ///
     /// # Errors
-    /// `Config` if the configuration asks for a value that the checkpoint lacks. `Tensors` if the file is damaged, or
+    /// `Config` if the configuration requires a value that the checkpoint lacks. `Tensors` if the file is damaged, or
     /// if it was saved with another optimizer, another precision or another model.
     pub(super) fn new<R: Read + Seek>(
         config: Config,

@@ -29,7 +29,7 @@ pub struct Config {
     pub groups: Vec<Group>,
     /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
-    /// The kind of clipping, and its largest norm.
+    /// The kind of clipping, and the norm to which gradients are clipped.
     pub clip: Option<Clip>,
     /// The number by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
     pub loss_scale: LossScale,
@@ -51,7 +51,7 @@ impl Config {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// `Config` with a text that names what is wrong and where.
+    /// Returns `Config` with a text that names the fault and its place.
     pub fn parse(text: &[u8]) -> Result<Config, Failure> {
         let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == optimizer) else {

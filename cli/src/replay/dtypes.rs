@@ -57,7 +57,7 @@ impl Dtypes {
     /// Returns the precision that the words describe.
     ///
     /// # Errors
-    /// `Config` with the name of the key.
+    /// Returns `Config` with the name of the key.
     pub(crate) fn precision(&self) -> Result<Precision, Failure> {
         let rounding = match (look_up("dtypes.rounding", &self.rounding, ROUNDINGS)?, self.seed) {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
@@ -87,7 +87,7 @@ impl Dtypes {
 /// Looks up the value of a word under this key.
 ///
 /// # Errors
-/// `Config` with the list of known words.
+/// Returns `Config` with the list of known words.
 pub(super) fn look_up<T: Copy>(key: &str, word: &str, words: &Words<T>) -> Result<T, Failure> {
     let found = words.iter().find(|(known, _)| *known == word);
     found.map(|(_, value)| *value).ok_or_else(|| {

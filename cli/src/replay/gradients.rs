@@ -23,8 +23,8 @@ pub(super) struct Gradients<'a> {
 /// Takes the tensors of a file that has only gradients, and sorts them into the layout's order.
 ///
 /// # Errors
-/// `Tensors` with the name of the first tensor that is missing, has an unknown name or has another length than its
-/// parameter.
+/// Returns `Tensors` with the name of the first tensor that is missing, has an unknown name, or differs in length from
+/// its parameter.
 pub(super) fn sort(header: Header, config: &Config, layout: &Layout) -> Result<Vec<Vec<Tensor>>, Failure> {
     header.require_stepped()?;
     let mut parameters = Vec::new();
@@ -95,7 +95,7 @@ pub(super) struct Steps {
     pub(super) updates: u64,
 }
 
-/// Makes all passes. `gradients` has the parameters in the layout's order.
+/// Makes all passes. The entries of `gradients` have the order of the layout's parameters.
 ///
 /// Each pass hands gradients over from the last parameter to the first, as in backward.
 pub(super) fn step_all<R: Read + Seek>(

@@ -71,7 +71,7 @@ impl Param {
     }
 }
 
-/// The tensors of a parameter that were found so far.
+/// The tensors and counts that have been found so far for one parameter.
 #[derive(Default)]
 struct Found {
     value: Option<Tensor>,
@@ -86,7 +86,8 @@ impl Input {
     /// Sorts a header's tensors and counts.
     ///
     /// # Errors
-    /// `Tensors` with the name of the first tensor or count that is missing, has an unknown name or has a wrong shape.
+    /// Returns `Tensors` with the name of the first tensor or count that is missing, has an unknown name, or has a
+    /// wrong shape.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
         header.require_stepped()?;
         let names: HashMap<&str, usize> =
@@ -279,7 +280,7 @@ fn product(key: &str, text: &str) -> Result<f64, Failure> {
     }
 }
 
-/// Returns the name of a metadata key for an error.
+/// Returns a metadata key as an error names it.
 fn metadata(prefix: &str, name: &str) -> String {
     format!("metadata {}", quoted(&format!("{prefix}{name}")))
 }

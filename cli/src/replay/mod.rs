@@ -1,4 +1,4 @@
-//! `instep replay`: steps parameters from a file with gradients from a file.
+//! `instep replay`: reads parameters and gradients from files, and steps the parameters.
 //!
 //! The command repeats the optimizer steps of a training run, without forward and backward. The output can be used to
 //! compare machines, versions and frameworks. The output is written only after every step has succeeded.

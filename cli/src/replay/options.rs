@@ -1,6 +1,6 @@
 //! Options of `instep replay`: the files, and how steps run.
 //!
-//! The options that say how steps run change no bit of the output.
+//! The options that control how steps run do not change any bit of the output.
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ pub enum Device {
     Host,
 }
 
-/// When steps run. Each variant stands for the [`Mode`] of the same name.
+/// When steps run. Each variant corresponds to the [`Mode`] of the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// All steps after the last gradient

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// The path of the output, after all checks before writing have passed.
+/// The path of an output that has passed all checks that precede writing.
 pub(super) struct Target<'a> {
     path: &'a Path,
 }

@@ -6,7 +6,7 @@ use instep::Master;
 
 use super::Config;
 
-/// A tensor that a parameter has in addition to its value, if the configuration asks for it.
+/// A tensor that a parameter has in addition to its value, if the configuration requests this tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Companion {
     /// Its master weight, in f32.
@@ -29,7 +29,7 @@ impl Companion {
         }
     }
 
-    /// Returns the key of the configuration that asks for this tensor.
+    /// Returns the configuration's key that requests this tensor.
     pub(super) fn option(self) -> &'static str {
         match self {
             Companion::Master => "dtypes.master",

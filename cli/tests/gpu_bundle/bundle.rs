@@ -1,4 +1,4 @@
-//! A bundle as scripts/gpu-bundle.sh packs it, with stand-ins for what needs a GPU.
+//! A bundle as scripts/gpu-bundle.sh packs it, with stand-ins for every program that needs a GPU.
 //!
 //! `instep` is this test binary on the stand-in driver; tests, NVIDIA's tools and PyTorch's script are a few lines of
 //! shell or Python. run.sh, results.sh and rows.py are the real ones.
@@ -46,7 +46,7 @@ case "$*" in
 esac
 "#;
 
-/// Nsight Compute runs a program and exports a report, or prints one.
+/// Stands in for Nsight Compute, which runs a program and exports a report, or prints an exported report.
 const NCU: &str = r#"#!/bin/sh
 case "$*" in *--import*) echo "a kernel"; HOLD exit ;; esac
 while [ "${1#./}" = "$1" ]; do
@@ -156,7 +156,7 @@ impl Bundle {
         command
     }
 
-    /// Starts run.sh, waits until this stage stops in its middle, and kills every process of the run.
+    /// Starts run.sh, waits until this stage has reached its middle, and kills every process of the run.
     pub(super) fn kill_in(&self, stage: &str) {
         let held = self.path("held");
         let mut command = self.command(&[]);
@@ -218,7 +218,7 @@ impl Bundle {
     }
 }
 
-/// Fields of a process after its name, as /proc has them: state, parent, group, session.
+/// Returns the fields that follow the process's name in /proc/PID/stat: state, parent, group, session, and so on.
 fn status_of(process: &str) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     Some(text.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
@@ -241,7 +241,7 @@ struct Line {
     bench: bench::Arguments,
 }
 
-/// Runs the bench of the arguments in `DRY_WORDS`, with smaller sizes. Does nothing if `DRY_WORDS` is not set.
+/// Runs the bench with the arguments in `DRY_WORDS`, but with smaller sizes. Does nothing if `DRY_WORDS` is not set.
 pub(super) fn run_bench() {
     let Ok(words) = std::env::var("DRY_WORDS") else { return };
     let words = words.replace("64M", "32K").replace("32M", "16K").replace("256M", "64K").replace("4M", "16K");

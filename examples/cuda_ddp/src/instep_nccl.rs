@@ -1,7 +1,8 @@
-//! The same training, but instep also sums: the stepper owns all tensors, and `cuda::Nccl` reduces each bucket.
+//! The same training as in `main.rs`, but instep also sums the gradients: the stepper owns all tensors, and
+//! `cuda::Nccl` reduces each bucket.
 //!
-//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts this training. A hand-over is one call, and you need no
-//! event.
+//! `WORLD_SIZE=2 cargo run -p cuda_ddp -- --instep-nccl` starts this training. Handing over a gradient takes one call
+//! and needs no event.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaContext, result};

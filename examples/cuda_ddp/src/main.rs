@@ -1,8 +1,8 @@
 //! Data-parallel training with your streams and your all-reduce: backward on one stream, NCCL's sums on another.
 //!
 //! Each bucket is handed over with an event that is recorded after the bucket's sum.
-//! `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU. With `-- --instep-nccl`, instep's own NCCL
-//! sums instead.
+//! `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU. With `-- --instep-nccl`,
+//! `instep::cuda::Nccl` sums the gradients instead.
 #![allow(unsafe_code)]
 
 mod instep_nccl;

@@ -43,8 +43,8 @@ pub(crate) fn own() -> Outcome<Option<Own>> {
     Ok(Some(Own { rank, world_size: world_size(), device, id }))
 }
 
-/// Starts every rank as a process, and waits for the ranks. This process makes the id with the NCCL library that will
-/// sum.
+/// Starts every rank as a process, and waits for the ranks. This process makes NCCL's id with the same NCCL library
+/// that later sums the gradients.
 pub(crate) fn start(sums_by_instep: bool) -> Outcome {
     let id = if sums_by_instep {
         unique_id()?
@@ -66,7 +66,7 @@ pub(crate) fn told(error: NcclError) -> String {
     format!("NCCL: {error:?}")
 }
 
-/// The gradient of a rank's data, in eighths, so that sums are exact in any order.
+/// The gradient of a rank's data. The values are multiples of 1/8, so that sums are exact in any order.
 pub(crate) fn gradient(rank: usize, step: usize, bucket: usize) -> Vec<f32> {
     (0..LENGTH).map(|k| ((k + 7 * bucket + 31 * step + 101 * rank) % 64) as f32 / 8.0 - 4.0).collect()
 }

@@ -1,6 +1,6 @@
 //! Steps burn's modules with instep, in one launch for all parameters.
 //!
-//! [`FusedOptimizer`] has the calls of burn's `ModuleOptimizer`, with the same [`GradientsParams`] and learning rates:
+//! [`FusedOptimizer`] is called like burn's `ModuleOptimizer`, with the same [`GradientsParams`] and learning rates:
 //!
 //! ```
 //! use burn::module::Module;
@@ -45,7 +45,7 @@ use walk::{Found, PutBack, TakeOut, Taken};
 
 /// An optimizer of instep for the f32 parameters of a module.
 ///
-/// Like burn's optimizers, a step skips a parameter without a gradient, and each parameter counts its own steps. The
+/// As in burn's optimizers, a step skips a parameter without a gradient, and each parameter counts its own steps. The
 /// steps run on the CPU. Parameters on another device are copied to the CPU and back.
 pub struct FusedOptimizer {
     config: Config,
@@ -74,7 +74,7 @@ impl FusedOptimizer {
     /// Makes an optimizer. The optimizer's first step allocates the states for the module's parameters.
     ///
     /// # Errors
-    /// An [`Error`] for an option or a hyperparameter that instep refuses.
+    /// Returns an [`Error`] if instep refuses an option or a hyperparameter.
     pub fn new(config: Config) -> Result<FusedOptimizer, Error> {
         // A model of one parameter, so that wrong options are refused here and not in the first step.
         Model::new(vec![("parameter".to_owned(), 1)], &config)?;
@@ -84,7 +84,7 @@ impl FusedOptimizer {
     /// Steps every parameter that has a gradient, and returns the module.
     ///
     /// # Panics
-    /// If [`try_step`](Self::try_step) would refuse the step. The module is lost then.
+    /// Panics if [`try_step`](Self::try_step) would refuse the step. The module is then lost.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -97,12 +97,14 @@ impl FusedOptimizer {
         }
     }
 
-    /// Steps every parameter that has a gradient, and returns the module, also if the step is refused.
+    /// Steps every parameter that has a gradient, and returns the module. A refused step returns the module with the
+    /// error.
     ///
     /// # Errors
-    /// [`Refused`] if a gradient has another type or shape than its parameter, or if the module has other parameters
-    /// than in the first step. [`Refused`] also if loaded states do not fit the module, if the optimizer refuses the
-    /// learning rate, or if there are several learning rates. A refused step changes neither the module nor the states.
+    /// Returns [`Refused`] if a gradient has another type or shape than its parameter, or if the module has other
+    /// parameters than in the first step. Also returns [`Refused`] if loaded states do not fit the module, if the
+    /// optimizer refuses the learning rate, or if there are several learning rates. A refused step changes neither the
+    /// module nor the states.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -167,7 +169,7 @@ impl FusedOptimizer {
     /// Returns the states in burn's own format, without the module and the learning rate.
     ///
     /// # Errors
-    /// `Record` if burn's writer fails.
+    /// Returns `Record` if burn's writer fails.
     pub fn into_bytes(&self) -> Result<Bytes, Error> {
         record::into_bytes(self.saved()?)
     }
@@ -176,7 +178,7 @@ impl FusedOptimizer {
     /// module. The parameters get the same bits as without the interruption.
     ///
     /// # Errors
-    /// `Record` if the bytes are not a record.
+    /// Returns `Record` if the bytes are not a record.
     pub fn from_bytes(self, bytes: Bytes) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::from_bytes(bytes)?);
         Ok(FusedOptimizer { progress, decision: None, ..self })
@@ -185,7 +187,7 @@ impl FusedOptimizer {
     /// Saves the states to a file, as [`into_bytes`](Self::into_bytes) returns them.
     ///
     /// # Errors
-    /// `Record` if the file cannot be written.
+    /// Returns `Record` if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         record::save(self.saved()?, path.as_ref())
     }
@@ -193,7 +195,7 @@ impl FusedOptimizer {
     /// Resumes from the states in a file, like [`from_bytes`](Self::from_bytes).
     ///
     /// # Errors
-    /// `Record` if the file cannot be read or is not a record.
+    /// Returns `Record` if the file cannot be read or is not a record.
     pub fn load(self, path: impl AsRef<Path>) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::load(path.as_ref())?);
         Ok(FusedOptimizer { progress, decision: None, ..self })

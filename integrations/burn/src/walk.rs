@@ -40,8 +40,8 @@ struct Tracking {
 /// parameters that have a gradient.
 ///
 /// # Errors
-/// `Tensor` if a gradient has another type or shape than its parameter, or if its parameter is not f32. `Tensor` also
-/// if parameters with gradients have different learning rates.
+/// Returns `Tensor` if a gradient has another type or shape than its parameter, or if its parameter is not f32. Also
+/// returns `Tensor` if parameters with gradients have different learning rates.
 pub(crate) fn find<M: Module>(
     module: &M,
     grads: &GradientsParams,
@@ -132,7 +132,7 @@ impl ModuleMapper for TakeOut<'_> {
     }
 }
 
-/// Puts the memory that [`TakeOut`] took back into a module.
+/// Puts the parameters' memory back into a module, after [`TakeOut`] has moved it out.
 pub(crate) struct PutBack<I: Iterator<Item = Taken>> {
     pub(crate) taken: Peekable<I>,
 }

@@ -1,7 +1,7 @@
 //! Steps candle's variables on the CPU, in place and in one launch for all variables.
 //!
-//! [`FusedOptimizer`] is a [`candle_nn::Optimizer`]. It takes the [`ParamsAdamW`] of [`candle_nn::AdamW`], or any
-//! optimizer of instep:
+//! [`FusedOptimizer`] is a [`candle_nn::Optimizer`]. Its configuration comes from the [`ParamsAdamW`] of
+//! [`candle_nn::AdamW`], or from any optimizer of instep:
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -41,7 +41,7 @@ use model::{Model, Saved};
 
 /// An optimizer of instep for candle's variables in f32 on the CPU.
 ///
-/// Like candle-nn's optimizers, it ignores integer variables, and a step skips a variable without a gradient. Every
+/// Like candle-nn's optimizers, this optimizer ignores integer variables and skips variables without a gradient. Every
 /// step increments the step count of all variables, as in candle-nn's AdamW. The bias correction of a variable
 /// therefore also counts the steps without its gradient. (Only with NAdam does each variable count its own steps.)
 ///
@@ -68,13 +68,13 @@ impl From<ParamsAdamW> for Config {
 impl Optimizer for FusedOptimizer {
     type Config = Config;
 
-    /// Makes an optimizer for these variables. The names of its states are the positions of the variables, from 0. The
-    /// order of `VarMap::all_vars` changes from run to run, so use [`from_varmap`](FusedOptimizer::from_varmap) to
-    /// resume a training.
+    /// Makes an optimizer for these variables. The optimizer's states are named by the positions of their variables,
+    /// from 0. The order of `VarMap::all_vars` changes from run to run, so use
+    /// [`from_varmap`](FusedOptimizer::from_varmap) to resume a training.
     ///
     /// # Errors
-    /// An [`Error`] for a variable that has another float type than f32, is not on the CPU, or is given twice. An
-    /// [`Error`] also for an option or hyperparameter that instep refuses.
+    /// Returns an [`Error`] if a variable has another float type than f32, is not on the CPU, or is given twice. Also
+    /// returns an [`Error`] if instep refuses an option or a hyperparameter.
     fn new(vars: Vec<Var>, config: Config) -> Result<FusedOptimizer> {
         let named = vars.into_iter().enumerate().map(|(k, var)| (k.to_string(), var));
         FusedOptimizer::named(named.collect(), config)
@@ -83,8 +83,8 @@ impl Optimizer for FusedOptimizer {
     /// Steps every variable that has a gradient.
     ///
     /// # Errors
-    /// An [`Error`] for a gradient of another type or length than its variable, or for a learning rate that the
-    /// optimizer refuses. Nothing has changed then, and the call can be repeated.
+    /// Returns an [`Error`] if a gradient has another type or length than its variable, or if the optimizer refuses the
+    /// learning rate. After an error, nothing has changed, and the call can be repeated.
     fn step(&mut self, grads: &GradStore) -> Result<()> {
         let lr = self.learning_rate();
         let Some(model) = &mut self.model else { return Ok(()) };
@@ -135,7 +135,7 @@ impl Optimizer for FusedOptimizer {
 }
 
 impl FusedOptimizer {
-    /// Makes an optimizer for the variables of a map. Its states have the names of the variables.
+    /// Makes an optimizer for the variables of a map. The optimizer's states have the names of the variables.
     ///
     /// # Errors
     /// Errors as for [`new`](FusedOptimizer::new).
@@ -178,7 +178,7 @@ impl FusedOptimizer {
     /// Sets a schedule, which computes the learning rate from the number of steps so far.
     ///
     /// # Errors
-    /// An [`Error`] for a schedule with a number out of range. Nothing has changed then.
+    /// Returns an [`Error`] if a number of the schedule is out of range. After an error, nothing has changed.
     pub fn set_lr_schedule(&mut self, schedule: LrSchedule) -> Result<()> {
         schedule.validate().map_err(|error| wrap(error.into()))?;
         self.schedule = Some(schedule);
@@ -227,8 +227,8 @@ impl FusedOptimizer {
     /// next step then gives the same bits as without the interruption.
     ///
     /// # Errors
-    /// An [`Error`] that names a missing or superfluous tensor, or a tensor of another type or length. Nothing has
-    /// changed then.
+    /// Returns an [`Error`] if a tensor is missing or superfluous, or has another type or length. The error names the
+    /// tensor, and nothing has changed.
     pub fn load_state(&mut self, mut state: HashMap<String, Tensor>) -> Result<()> {
         let mut take = |name: &str| state.remove(name).ok_or_else(|| wrong(name, "missing"));
         let steps = count(&take("steps")?).ok_or_else(|| wrong("steps", "not an I64 of at least 0"))?;

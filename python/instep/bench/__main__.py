@@ -3,7 +3,7 @@
 The benchmark takes about a minute, and longer on a busy machine. The first use of DeepSpeed or torchao also compiles
 the kernels of that library. Before any candidate is timed, all candidates make their first steps from the same values,
 and are compared with AdamW in f64. Then every round runs each candidate once. Each ratio is computed from two times of
-the same round.
+the same round. In half of the rounds, the candidates' memory was allocated in reverse order.
 
 With --offload it times the step of a training that keeps its states in the host's memory. This step reads f32 gradients
 in the host's memory. It produces f32 parameters, and bf16 copies of them for the device. instep writes both in one
@@ -31,9 +31,9 @@ from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
-# Seconds for which a case is timed. If the benchmark as a whole becomes late, for example because a library compiles its
-# kernels, later cases get fewer seconds, but no case gets fewer rounds than a median needs.
-CASE_S, WHOLE_S, LEAST_ROUNDS, MOST_ROUNDS = 8.0, 48.0, 5, 31
+# Seconds for which a case is timed, and the numbers of rounds in each of its halves. If the benchmark as a whole becomes
+# late, for example because a library compiles its kernels, later cases get fewer seconds, but no fewer rounds than these.
+CASE_S, WHOLE_S, LEAST_ROUNDS, MOST_ROUNDS = 8.0, 48.0, 3, 15
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
 # If the tensors fit in the cache, one sample makes several steps, over this many elements in total. Reading the clock then
 # costs little.
@@ -41,8 +41,8 @@ SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """Shows progress on the standard error. In a terminal it rewrites one line. Otherwise it prints a new line for each
-    stage.
+    """Shows progress on the standard error. In a terminal, one line is rewritten. Elsewhere, each stage has its own
+    line.
     """
 
     def __init__(self, stages: int) -> None:
@@ -80,10 +80,10 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
+def made(candidate: Candidate, case: Case) -> tuple[Optional[str], Optional[Made]]:
     """Returns a candidate that made correct first steps, or the reason why it cannot be timed."""
     if machine.version(candidate.package) is None:
-        return Line(candidate, "not installed"), None
+        return "not installed", None
     try:
         ready = Made(candidate, case.tensors, case.length)
         wrong = ready.check()
@@ -91,10 +91,10 @@ def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
         if candidate.is_ours:
             raise
         said = str(error).strip().splitlines() or [""]
-        return Line(candidate, f"does not run here: {type(error).__name__}: {said[0][:90]}"), None
+        return f"does not run here: {type(error).__name__}: {said[0][:90]}", None
     if wrong and candidate.is_ours:
-        raise SystemExit(f"{candidate.format}, {candidate.name}: {wrong}; please report it")
-    return (Line(candidate, f"not timed: {wrong}"), None) if wrong else (Line(candidate), ready)
+        raise SystemExit(f"{candidate.label}: {wrong}; please report it")
+    return (f"not timed: {wrong}", None) if wrong else (None, ready)
 
 
 def sample(ready: Made, case: Case) -> float:
@@ -121,22 +121,34 @@ def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None])
         yield number
 
 
-def run(case: Case, candidates: list[Candidate], quick: bool, until: float, progress: Progress) -> Results:
-    """Makes, compares and times all candidates of a case."""
-    lines, sides = [], {}
-    for candidate in candidates:
-        progress.stage(f"{case.name}: {candidate.format}, {candidate.name}, first steps compared")
-        line, ready = made(candidate, case)
-        lines.append(line)
-        if ready is not None:
-            sides[f"{candidate.format}, {candidate.name}"] = functools.partial(sample, ready, case)
-    text = f"{case.name}: timed in turn"
-    progress.stage(text)
-    fewest, most = (3, 3) if quick else (LEAST_ROUNDS + 1, MOST_ROUNDS + 1)
-    seconds = min(CASE_S, until - time.monotonic())
-    times = in_turn(sides, rounds(fewest, most, seconds, functools.partial(progress.say, text)))
+def time_in_turn(case: Case, lines: list[Line], half: str, most: int, until: float, progress: Progress) -> None:
+    """Makes and compares the candidates in the order of these lines, and then times them in turn."""
+    sides = {}
     for line in lines:
-        line.times = times.get(f"{line.candidate.format}, {line.candidate.name}", [])[1:]
+        progress.stage(f"{case.name}: {half} half: {line.candidate.label}, first steps compared")
+        if line.missing is None:
+            line.missing, ready = made(line.candidate, case)
+            if ready is not None:
+                sides[line.candidate.label] = functools.partial(sample, ready, case)
+    text = f"{case.name}: {half} half: timed in turn"
+    progress.stage(text)
+    seconds = min(CASE_S / 2, until - time.monotonic())
+    times = in_turn(sides, rounds(min(LEAST_ROUNDS, most) + 1, most + 1, seconds, functools.partial(progress.say, text)))
+    for line in lines:
+        line.times += times.get(line.candidate.label, [])[1:]
+
+
+def run(case: Case, candidates: list[Candidate], quick: bool, begin: float, end: float, progress: Progress) -> Results:
+    """Times all candidates of a case in two halves. Between the halves, the candidates are made again in reverse order.
+
+    The memory that a process allocates first may be slower than its later memory: on one machine, steps in the first
+    memory took 10 to 15 % longer. In one half, instep's memory is therefore allocated before another candidate's memory.
+    In the other half, it is allocated after the other candidate's memory.
+    """
+    lines = [Line(candidate) for candidate in candidates]
+    most = 1 if quick else MOST_ROUNDS
+    time_in_turn(case, lines, "first", most, (begin + end) / 2, progress)
+    time_in_turn(case, lines[::-1], "second", most, end, progress)
     results = Results(case, lines)
     results.compare()
     return results
@@ -181,11 +193,11 @@ def main() -> None:
     print(f"compared after {CHECKED_STEPS} steps with AdamW in f64, at most apart by: {allowed}", flush=True)
 
     sizes = cases(arguments.quick)
-    progress = Progress(len(sizes) * (len(candidates) + 1))
+    progress = Progress(2 * len(sizes) * (len(candidates) + 1))
     all_results = []
     for number, case in enumerate(sizes, 1):
-        until = start + WHOLE_S * number / len(sizes)
-        all_results.append(run(case, candidates, arguments.quick, until, progress))
+        begin, end = (start + WHOLE_S * done / len(sizes) for done in (number - 1, number))
+        all_results.append(run(case, candidates, arguments.quick, begin, end, progress))
         progress.end()
         print(f"\n{table(all_results[-1])}", flush=True)
     if arguments.csv:

@@ -40,6 +40,11 @@ class Candidate:
     """Whether the step also makes bf16 copies of f32 parameters, as the host's step does in offloaded training."""
 
     @property
+    def label(self) -> str:
+        """The candidate's format and name."""
+        return f"{self.format}, {self.name}"
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of parameters and gradients."""
         return torch.bfloat16 if self.format == "bf16" else torch.float32

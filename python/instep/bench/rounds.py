@@ -1,7 +1,7 @@
 """Takes one sample of each candidate in every round, and summarises the samples.
 
-The memory bus of a shared machine gets faster and slower from minute to minute, so each ratio is of two times in the
-same round. This module needs only the standard library.
+The memory bus of a shared machine gets faster and slower from minute to minute, so each ratio divides two times that were
+measured in the same round. This module needs only the standard library.
 """
 
 from __future__ import annotations

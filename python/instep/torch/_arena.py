@@ -165,8 +165,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The names under which ``held`` still has this arena's tensors. This leaves out a tensor that has moved since
-        its mark was made, or that is watched and was written since then.
+        """The names under which ``held`` still has this arena's tensors. A tensor is left out if it has moved since its
+        mark was made, or if it is watched and was written since then.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -176,8 +176,8 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """Returns the tensors with versions that count the writes to a state. If the state is not watched, returns an
-        empty list. A write to a ``DTensor`` is counted in the ``DTensor`` itself.
+        """Returns the tensors with the version counters for the writes to a state. If the state is not watched, returns
+        an empty list. A write to a ``DTensor`` is counted in the ``DTensor`` itself.
         """
         if name not in self.watched or name not in self.local[index]:
             return []
@@ -186,7 +186,7 @@ class Arena:
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Sets a parameter's states to the given values. States without a given value get their first values. The arena
-        must have no native step, so call `retire_all` before.
+        must have no native step, so call `retire_all` first.
         """
         param, hyper = self.params[index], self.hyper_of(index)
         if self.held(param).shape != self.shapes[index]:
@@ -319,8 +319,8 @@ class Arena:
         return start, start + ELEMENT
 
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
-        """Returns the native step over these parameters. A new native step takes over their counts from earlier native
-        steps.
+        """Returns the native step over these parameters. A new native step takes over the parameters' counts from
+        earlier native steps.
         """
         key = indices, grad_dtype
         step = self.live.get(key)
@@ -341,7 +341,7 @@ class Arena:
         self.known.pop(indices, None)
 
     def retire_all(self) -> None:
-        """Drops all native steps, after it has copied their counts back."""
+        """Copies the counts of all native steps back, and then drops the steps."""
         for key in list(self.live):
             self._retire(key)
 
@@ -378,7 +378,7 @@ class Arena:
         return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
-        """Records that the parameters' values are those of the masters, after a step or a load."""
+        """Records, after a step or a load, that the parameters have the values of their masters."""
         if self.master is not None:
             for index in indices:
                 self.seen[index] = self._look(index)

@@ -1,8 +1,8 @@
 """Futures of all-reduces, and a wait for their callbacks when the interpreter exits.
 
-An all-reduce ends on a thread of the process group. That thread runs the callback. The thread drops the callback and
-its tensors only shortly after the trainer has continued. If the interpreter exited before this drop, the thread could
-not acquire the GIL and would abort the process. The interpreter's exit therefore waits for the thread.
+An all-reduce ends on a thread of the process group. That thread runs the callback. The thread may drop the callback and
+its tensors after the trainer has continued. If the interpreter exited before this drop, the thread could not acquire
+the GIL and would abort the process. The interpreter's exit therefore waits for the thread.
 """
 
 from __future__ import annotations

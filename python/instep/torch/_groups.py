@@ -42,7 +42,7 @@ optimizers."""
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
-    """The keys, with their defaults, that torch's optimizer of this name has and this package's optimizer lacks."""
+    """The keys and defaults of torch's optimizer of this name that this package's optimizer does not have."""
     descriptor = OPTIMIZERS[key]
     torchs = getattr(torch.optim, descriptor.name, None)
     if torchs is None:
@@ -139,7 +139,7 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
 
 
 def limit_of(group: Mapping[str, Any]) -> Optional[float]:
-    """The largest norm of a group that is clipped alone, or None for any other group."""
+    """The value of ``max_norm`` of a group that is clipped alone, or None for any other group."""
     value = group.get("max_norm")
     limit = None if value is None else _number("max_norm", value)
     if limit is not None and not 0 < limit < inf:

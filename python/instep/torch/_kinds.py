@@ -1,5 +1,5 @@
-"""Kinds of parameters: the properties that parameters of one arena share, and checks whether kernels can step a
-parameter.
+"""A kind is the set of properties that all parameters of one arena share. This module also refuses parameters that no
+kernel can step.
 
 This module stores no reference to a parameter.
 """
@@ -157,8 +157,8 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a parameter's states. If the parameter is dense, its states have the same strides. If it has gaps
-    between its elements, the states have the strides of a dense copy.
+    """The strides of a parameter's states. If the parameter is dense, its states have the same strides. If the
+    parameter has gaps between its elements, the states have the strides of a dense copy.
     """
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 

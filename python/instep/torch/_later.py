@@ -1,7 +1,7 @@
-"""Comparison of the ranks' settings, read one pass later.
+"""Compares the settings of the ranks. Each rank reads the result one pass later.
 
-If a rank raised at once, the other ranks would wait for it in an all-reduce. Ranks therefore send their settings in
-every pass, and read the result one pass later. On a GPU this read waits only for work of the previous pass.
+If a rank raised immediately, the other ranks would wait for it in an all-reduce forever. Ranks therefore send their
+settings in every pass, and read the result one pass later. On a GPU this read waits only for work of the previous pass.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _reach(param: Tensor) -> int:
 
 
 def _refuse_overlap(near: Sequence[tuple[int, int, Tensor]]) -> None:
-    """Refuses parameters that have elements in common, among parameters with address ranges that overlap."""
+    """Refuses parameters that have elements in common. ``near`` has parameters with overlapping address ranges."""
     if len(near) < 2:
         return
     first = near[0][0]

@@ -32,7 +32,7 @@ EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def _increment_version() -> Callable[[list[Tensor]], None]:
-    """Returns the C++ function in torch's ``increment_version``. If this torch has no such function, returns
+    """Returns the C++ function that torch's ``increment_version`` calls. If this torch has no such function, returns
     ``increment_version``.
     """
     direct: Any = getattr(torch._C, "_increment_version", None)
@@ -73,7 +73,7 @@ class Clipped(NamedTuple):
 
 
 def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
-    """Prepares a call of a function of this module, for tensors that keep their addresses.
+    """Prepares calls of a function of ``instep.torch.functional``, for tensors that keep their addresses.
 
     The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and
     ``gradient_scale=``, both optional. The result keeps the tensors' memory alive, and each call reads values and
@@ -114,9 +114,9 @@ def clip_(
 ) -> Clipped:
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
-    With ``in_place=False``, this function writes nothing. Pass ``gradient_scale=coefficient`` to the step instead,
-    which saves a pass over the gradients. As in torch, the coefficient is 0 if the norm is infinite, and NaN if the
-    norm is NaN.
+    With ``in_place=False``, this function writes nothing. Then pass ``gradient_scale=coefficient`` to the step. This
+    saves a pass over the gradients. As in torch, the coefficient is 0 if the norm is infinite, and NaN if the norm is
+    NaN.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):

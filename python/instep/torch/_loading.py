@@ -48,7 +48,7 @@ def refuse_unfit(key: str, formats: Formats, groups: Iterable[dict[str, Any]], s
 def progress_of(
     key: str, formats: Formats, param: Tensor, kept: Sequence[str], hyper: Hyper, values: dict[str, Any]
 ) -> Progress:
-    """Checks that a state can be loaded, and returns its progress."""
+    """Checks that a state can be loaded, and returns its number of updates and its carried number."""
     _refuse_parts(key, kept, values)
     _refuse_sizes(param, kept, values)
     _refuse_formats(formats, param, kept, values)
@@ -72,7 +72,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
 
 
 def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
-    """The number that a saved state has besides the step count, or 1 if its optimizer has no such number."""
+    """The number that a saved state has in addition to its step count, or 1 if the optimizer has no such number."""
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
         return 1.0
@@ -131,8 +131,8 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
-    """Refuses scales of blocks with other boundaries. If a parameter is sharded over ranks, each block must lie within
-    a row.
+    """Refuses 8-bit scales if the saved blocks have other boundaries than this parameter's blocks. If a parameter is
+    sharded over ranks, each block must lie within a row.
     """
     expected = scales_shape(param)
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)

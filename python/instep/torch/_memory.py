@@ -1,6 +1,6 @@
 """The memory of optimizer states: its offset within a page, the size of its pages, and the tensors over it.
 
-This module depends only on torch. Memory starts as zeros, and lives as long as a tensor over it.
+This module depends only on torch. Memory is initialised with zeros, and is freed when the last tensor over it is freed.
 """
 
 from __future__ import annotations

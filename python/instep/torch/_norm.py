@@ -28,7 +28,9 @@ class GlobalNorm:
     """The norms of a pass, and their decisions over all ranks."""
 
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
-        """``instead`` maps groups of ranks to CPU groups of the same ranks. Sums then use the CPU groups."""
+        """``instead`` maps groups of ranks to CPU groups of the same ranks. All-reduces of the sums then use the CPU
+        groups.
+        """
         self.device, self.instead = device, instead or {}
         self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
         """The limits of groups that are clipped alone, as in `GroupSnapshot.limits`."""
@@ -102,8 +104,8 @@ class GlobalNorm:
 
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
-    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes. Each rank writes its magnitude to
-    a separate entry, because the all-reduce sums all entries.
+    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes. The all-reduce can only add, so
+    each rank writes its magnitude to a separate entry.
     """
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)

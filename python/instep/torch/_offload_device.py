@@ -1,7 +1,7 @@
-"""The interface of the device for which the host steps: copies on two queues, events, and page-locked memory.
+"""The interface between the engine and a device: copies on two queues, events, and page-locked memory.
 
-`_offload_engine.py` uses a device only through this interface. A copy begins after the given events, and returns an
-event that is reached after the copy's last byte.
+`_offload_engine.py` uses a device only through this interface. A copy begins after the given events. The call returns
+an event that is reached after the copy's last byte.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Device(Protocol):
         """Unlocks page-locked memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """Returns an event after all work that the calling thread has submitted to the device so far. ``written`` lists
-        the tensors that this work writes.
+        """Returns an event that is reached after all work that the calling thread has submitted to the device so far.
+        ``written`` lists the tensors that this work writes.
         """
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
@@ -53,10 +53,10 @@ class Device(Protocol):
         """Copies to the device, on the queue of uploads."""
 
     def wait(self, event: Event) -> None:
-        """Makes work that the calling thread submits to the device later wait for an event."""
+        """Makes the device wait for an event before it runs work that the calling thread submits after this call."""
 
     def note(self, what: str, label: object) -> None:
-        """Receives reports of what the engine does, for tests."""
+        """Receives the engine's reports of its actions, for tests."""
 
     def bind(self) -> None:
         """Prepares the calling thread to run steps."""

@@ -1,4 +1,4 @@
-"""Steps on the host during a device's work: gradients are copied down, a thread steps, and parameters are copied up.
+"""Runs steps on the host while a device works: gradients are copied down, a thread steps, parameters are copied up.
 
     autograd's thread      mark, copy down ------------------------> next parameters ...
     queue of downloads         [bucket 0][bucket 1][bucket 2]
@@ -19,8 +19,8 @@ while the ring is full. Parameters that are already on the host (FSDP's with `CP
 ring. The step reads their gradients in the memory where FSDP has put them.
 
 Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients, the
-copy down, the norm or the step, the copy up, and the next forward pass. Of the buckets that may be stepped, the one
-that the next forward pass needs first is stepped first. Usually backward finishes the gradients of this bucket last. If
+copy down, the norm or the step, the copy up, and the next forward pass. If several buckets are ready, the worker first
+steps the bucket that the next forward pass needs first. Usually backward finishes the gradients of this bucket last. If
 a pass needs a decision, norms are added as buckets arrive, and all steps run after the decision. A pass is a call of
 `begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the previous
 pass, so no step runs while hyperparameters and states are read.

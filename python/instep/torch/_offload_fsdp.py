@@ -60,8 +60,8 @@ class Copied:
 
 
 def copied(records: dict[int, Any], params: Sequence[Tensor]) -> list[Copied]:
-    """FSDP's events at the end of copies of these parameters' gradients to the host. Copies for which FSDP has already
-    waited have no event.
+    """The events that FSDP records after it copies the gradients of these parameters to the host. Copies for which FSDP
+    has already waited have no event.
     """
     events = (getattr(records.get(id(param)), "grad_offload_event", None) for param in params)
     return [Copied(event) for event in events if event is not None]
@@ -140,7 +140,7 @@ def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
 
 
 def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
-    """A norm on the host. Its all-reduces use separate process groups, so that they overlap with the trainer's
+    """A norm on the host. The norm's all-reduces use separate process groups, so that they overlap with the trainer's
     collectives.
     """
     groups = dict.fromkeys(group for holders in spread for group, _ in holders)

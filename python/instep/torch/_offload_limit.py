@@ -1,8 +1,7 @@
 """A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts until it is
 freed.
 
-The mode counts each storage once, by its bytes. Tensors that other threads make do not count, because they are in host
-memory.
+The mode counts each storage once, by its bytes. Tensors of other threads do not count, because they are in host memory.
 """
 
 from __future__ import annotations

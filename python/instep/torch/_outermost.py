@@ -25,12 +25,12 @@ class Outermost:
 
     @property
     def is_open(self) -> bool:
-        """Whether the end of the pass is still to come."""
+        """Whether the pass has not ended yet."""
         return self._callback is not None and self._callback() is not None
 
     def open(self, *_: Any) -> None:
-        """Opens this object in the current backward pass. If the object is already open, the current pass runs inside
-        the pass in which it was opened, and this call does nothing.
+        """Opens this object in the current backward pass. If the object is already open, this call does nothing,
+        because the current pass runs inside an outer pass that has opened the object.
         """
         if not self.is_open:
             callback = End(self)

@@ -32,7 +32,7 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def shard_of(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor. If the tensor is not a ``DTensor``, this is the tensor itself."""
+    """This rank's shard of a tensor. If the tensor is not a ``DTensor``, the shard is the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     with torch.no_grad():
@@ -102,7 +102,7 @@ def scales_shape(param: Tensor) -> tuple[int, ...]:
 
 
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
-    """Returns a ``DTensor`` that has this shard on this rank, and is sharded as the parameter is."""
+    """Returns a ``DTensor`` that has this shard on this rank. The tensor has the parameter's mesh and placements."""
     if not is_distributed(param):
         return shard
     from torch.distributed.tensor import DTensor

@@ -58,8 +58,8 @@ class Reader:
 
 
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
-    """Makes copies of the states that a parameter no longer needs. ``state`` then shows the copies, because the
-    originals would keep the old arena's memory alive.
+    """If a parameter no longer needs a state, replaces the state's tensor by a copy. The original would keep the old
+    arena's memory alive.
     """
     held = held_in(state, param)
     for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
@@ -107,7 +107,7 @@ class GroupSnapshot:
 
 
 class StateSnapshot:
-    """A snapshot of the objects in ``state``, with the addresses and versions of the tensors that arenas show there."""
+    """A snapshot of the objects in ``state``, with the addresses and versions of the arenas' tensors in it."""
 
     def __init__(self, state: State, places: Iterable[Place]) -> None:
         self.objects = _native.objects_of(_as_dict(state))

@@ -1,5 +1,5 @@
-"""Watches the gradients with which backward has stepped. A later change of a gradient would have no effect, so `step`
-raises.
+"""Watches the gradients that a step inside backward has used. A later change of a gradient would have no effect, so
+`step` raises.
 
 torch's version counter shows that a tensor was written. The version of a ``DTensor`` does not count writes by torch's
 functions over lists, so some values of a ``DTensor`` are compared too. Writes through ``.data`` and numpy are not
@@ -122,7 +122,9 @@ class SteppedGradients:
 
 
 def refuse_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.GradScaler]) -> None:
-    """Refuses a scaler's ``step`` if backward has not divided by its scale, or if the scale was divided out twice."""
+    """Refuses a scaler's ``step`` if the step in backward did not divide gradients by the scale, or if ``unscale_`` has
+    divided them again.
+    """
     if not hasattr(optimizer, "found_inf"):
         return
     is_unscaled = getattr(optimizer, "grad_scale", None) is None

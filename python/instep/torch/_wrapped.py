@@ -124,9 +124,9 @@ class WrappedByDDP(Wrapped):
 
 
 def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
-    """Raises if DDP has no hook on a parameter. DDP keeps the nodes with its hooks alive. This function marks a
-    parameter's node, and fetches the node again. A node without DDP's hooks is usually freed in between, so its mark is
-    gone.
+    """Raises if DDP has no hook on a parameter. DDP holds references to the nodes that have its hooks. This function
+    marks a parameter's node, and fetches the node again. A node without DDP's hooks is usually freed in between, so its
+    mark is gone.
     """
     if ddp._use_python_reducer:  # The Python reducer hooks the parameters themselves, which stay.
         return
@@ -157,8 +157,8 @@ def _node_of(param: Tensor) -> Optional[Node]:
 
 
 def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
-    """Returns a hook of a parameter that calls a method. The hook does not keep the method's object alive, because the
-    garbage collector does not see such hooks.
+    """Returns a hook for a parameter. The hook calls a method. The hook does not keep the method's object alive,
+    because the garbage collector does not see such hooks.
     """
     method = weakref.WeakMethod(call)
 

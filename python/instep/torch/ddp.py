@@ -59,9 +59,9 @@ def register_ddp(
         params: the parameters to step, or param groups of them; None for all, an empty list for none. DDP still
             averages the gradients of all other parameters.
         max_norm: clips by the exact global norm. All buckets are then stepped together, after the last sum.
-        gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks that the step used.
-            ``"clear"`` is zeros. ``"sum"`` is the unchanged sum, which is fastest, for loops that do not read
-            gradients.
+        gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks, which the step
+            used. ``"clear"`` is zeros. ``"sum"`` is the sum over ranks, not divided. It is the fastest choice, for
+            loops that do not read gradients.
         grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
@@ -244,8 +244,8 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket. If all gradients can be stepped in place, this returns their addresses, which is
-        faster. Otherwise it returns tensors.
+        """The gradients of a bucket. If all gradients can be stepped in place, returns their addresses, because a step
+        with addresses is faster. Otherwise returns tensors.
         """
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))

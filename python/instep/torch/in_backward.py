@@ -142,8 +142,8 @@ _theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
 
 
 def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
-    """Returns the hook that DDP requests. If all optimizers are PyTorch's, this is PyTorch's hook. Otherwise it is
-    `BucketHook`.
+    """Returns the hook that DDP requests. If all optimizers are PyTorch's, this hook calls PyTorch's own hook.
+    Otherwise it calls a `BucketHook`.
     """
     hooks: list[Callable[..., Future[Tensor]]] = []
 

@@ -1,8 +1,8 @@
 """Trains with optimizer states and steps on the host, while the device runs forward and backward.
 
-The kind of model decides what `offload` steps. With FSDP, it steps the shards, which are already on the host. With DDP,
-it steps buckets after their all-reduce. For a plain module, it steps buckets that it makes itself. In all three cases,
-`offload` uses the engine of `_offload_engine.py`.
+The tensors that are stepped depend on the kind of model. With FSDP, `offload` steps the shards, which are already on
+the host. With DDP, it steps buckets after their all-reduce. For a plain module, it steps buckets that it makes itself.
+In all three cases, `offload` uses the engine of `_offload_engine.py`.
 """
 
 from __future__ import annotations
@@ -447,7 +447,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
 
 
 def refuse_sparse(module: nn.Module) -> None:
-    """Refuses modules with sparse gradients, because no kernel takes them."""
+    """Refuses modules with sparse gradients, because no kernel supports them."""
     for name, one in module.named_modules():
         if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
             raise NotImplementedError(f"{name or 'model'}: gives sparse gradients, which no kernel takes; use sparse=False")

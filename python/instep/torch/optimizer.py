@@ -305,7 +305,7 @@ class FusedOptimizer(Optimizer):
         return [] if len(own) == len(places) else [param for param in places if param not in own]
 
     def _follow_states(self) -> GroupSnapshot:
-        """Takes over the user's changes to param groups and ``state``. No step may be under way."""
+        """Takes over the user's changes to param groups and ``state``. No step may be running."""
         self._engine.follow_threads()
         groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
         is_held = self._followed is not None and self._followed.holds(self.state)
@@ -330,7 +330,7 @@ class FusedOptimizer(Optimizer):
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
-        """Takes over changed hyperparameters, and returns True. If an arena would need other states for them, this
+        """Takes over changed hyperparameters, and returns True. If an arena would need other states for the new values,
         changes nothing and returns False.
         """
         arenas = self._engine.arenas
@@ -343,7 +343,7 @@ class FusedOptimizer(Optimizer):
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
         """Takes over changed groups, and returns False. If a parameter would need other states or another clip than its
-        arena has, this changes nothing and returns True.
+        arena has, changes nothing and returns True.
         """
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}

@@ -70,7 +70,9 @@ class OverlappedStandardOptimizer(OverlappedOptimizer):
 
 
 def as_overlapped_optim(optim_cls: type, params: Optional[Iterable[Any]], *args: Any, **kwargs: Any) -> OverlappedOptimizer:
-    """Makes the overlapped form of an optimizer's class, or of its nearest base class that has one."""
+    """Makes the overlapped form of an optimizer's class. If the class has none, makes the form of its nearest base
+    class.
+    """
     for base in inspect.getmro(optim_cls):
         if base in _registered:
             return _registered[base](optim_cls, params, *args, **kwargs)

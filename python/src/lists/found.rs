@@ -19,7 +19,7 @@ pub(super) const PARAMS: usize = 0;
 pub(super) const GRADS: usize = 1;
 pub(super) const COUNTS: usize = 2;
 pub(super) const COPIES: usize = 3;
-/// The list of the numbers that the optimizer carries from step to step, in addition to the counts.
+/// The list of the carried numbers. Some optimizers have one number per parameter in addition to the step count.
 pub(super) const CARRIED: usize = 4;
 /// The list of the first state. The lists of further states follow.
 pub(super) const STATES: usize = 5;
@@ -251,8 +251,8 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that the optimizer carries in addition. Returns `None` if the count is not a whole
-/// number of 0 or more.
+/// Reads a step count and the optimizer's carried number. Returns `None` if the count is negative or not a whole
+/// number.
 ///
 /// # Safety
 /// `count` is the address of an initialised f32. `carried` has the address and the type of an initialised number.
@@ -313,7 +313,7 @@ pub(super) fn refuse_unfit(
     Ok(())
 }
 
-/// Refuses a tensor if its values have the opposite sign in memory (torch's `is_neg`). Only tensors of one element are
+/// Refuses a tensor if its memory stores the negated values (torch's `is_neg`). Only tensors of one element are
 /// checked. A longer tensor of this kind skips every second number of a complex tensor, so it is not dense and is
 /// refused for its strides.
 pub(super) fn refuse_negative(

@@ -186,7 +186,8 @@ impl Lists {
         Ok((decision.norm, decision.clip))
     }
 
-    /// Copies each tensor of `tensors` into the tensor of `into` with the same index, or adds it to that tensor.
+    /// Copies each tensor of `tensors` into the tensor at the same index in `into`. If `adds` is true, adds the
+    /// elements instead.
     fn r#move(
         &self,
         py: Python<'_>,

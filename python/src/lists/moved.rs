@@ -1,4 +1,4 @@
-//! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
+//! Copies lists of float32 and bfloat16 tensors into other lists, or adds them, on all threads at once.
 //!
 //! A sum is computed in float32, and is rounded only when it is stored, to the nearest value (ties to even). The caller
 //! must have checked all tensors. If the tensors do not fit in the last-level cache, the stores of a copy bypass the
@@ -20,8 +20,8 @@ use crate::tensors::Word;
 const CHUNK: usize = 1 << 15;
 /// The smallest number of elements for which a second thread saves time.
 pub(super) const LEAST_SHARED: usize = 1 << 17;
-/// The smallest mean length of the tensors for which a second thread saves time. For shorter tensors, reading the list
-/// from Python takes longer than copying the elements.
+/// If the mean length of the tensors is below this number, a second thread saves no time. For shorter tensors, reading
+/// the list from Python takes longer than copying the elements.
 pub(super) const LEAST_MEAN: usize = 256;
 /// The smallest number of elements for which the GIL is released. The work on fewer elements takes less time than the
 /// release.
@@ -29,7 +29,7 @@ pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
 /// The number of elements of a block. Loops over a block are unrolled.
 const BLOCK: usize = 64;
-/// The distance in bytes from a load to the memory that is prefetched at the same time.
+/// The number of bytes between a block and the memory that is prefetched while the block is processed.
 #[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 2048;
 
@@ -307,7 +307,7 @@ fn prefetch<T>(block: &[T]) {
     }
 }
 
-/// The bits of infinity. The bits of every NaN, without the sign bit, are a larger number.
+/// The bits of infinity. Without the sign bit, the bits of every NaN are a larger number than this.
 const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
 
 #[inline(always)]

@@ -41,8 +41,8 @@ pub(super) struct Plan {
     /// Memory with one element for each list of each empty parameter. The updates of an empty parameter are counted
     /// too, so a launch gets one spare element for it.
     pub(super) spare: Vec<u64>,
-    /// The start and end of each tensor's memory, and the tensor's number, sorted by the starts in the last call. In
-    /// the next call, this order is often nearly sorted, so the sort is fast.
+    /// The start and end of each tensor's memory, and the tensor's number, sorted by the start addresses of the last
+    /// call. In the next call, this order is often nearly sorted, so the sort is fast.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
 

@@ -12,7 +12,7 @@ use super::entries::{Entries, Entry};
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 
-/// The size of the field at the start of the file that has the header's length.
+/// The size of the file's first field, which contains the header's length.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's limit on the length of a header.

@@ -1,8 +1,8 @@
 //! A test suite for any [`Collective`] on the host. All ranks run the suite together.
 //!
 //! The suite uses only the trait, so it works with threads and with processes. Each property is checked in a new group
-//! of the ranks, because some checks end their group. Each check runs on a separate thread, so the suite reports a call
-//! that never returns as a failure, and does not hang.
+//! of the ranks, because some checks end their group. Each check runs on a separate thread, so a call that never
+//! returns is reported as a failure and does not hang the suite.
 
 mod parts;
 mod rank;

@@ -1,7 +1,7 @@
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
 //!
-//! `cargo run -p bindings` writes this file; do not edit it by hand. A call of a function that the loaded library lacks
-//! panics, so `library.rs` first checks that each function exists. Result codes are numbers in a newtype, because a
+//! `cargo run -p bindings` writes this file; do not edit it by hand. A call panics if the loaded library lacks the
+//! function, so `library.rs` first checks that each function exists. Result codes are numbers in a newtype, because a
 //! newer library may return a new code.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]
@@ -89,7 +89,7 @@ pub struct ncclDataType_t(pub ::core::ffi::c_uint);
 
 use ::core::ffi::{c_char, c_int, c_void};
 
-/// Looks each function up once. A call of a function that the library lacks panics.
+/// Looks each function up once. A call panics if the library lacks the function.
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {

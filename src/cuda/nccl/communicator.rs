@@ -32,8 +32,8 @@ use crate::poll::{Wall, poll};
 /// stepper is dropped.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
-/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after it adds each rank's values. Ranks on the CPU
-/// round such a sum only at the end.
+/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each addition. Ranks on the CPU round such a
+/// sum only at the end.
 ///
 /// When a stepper is built, ranks compare its layout and options. If a parameter is [written](crate::Stepper::write),
 /// the next pass also compares which parameters were written. Each comparison is an all-gather of 144 bytes, and the
@@ -57,8 +57,8 @@ use crate::poll::{Wall, poll};
 /// [groups](crate::StepperBuilder::shard_size), it makes two more communicators: one for its group, and one for its
 /// replicas. If NCCL does not order the collectives of these communicators, the collectives run one at a time, in the
 /// order of the calls. These communicators fail, are aborted and are closed together with the first communicator. All
-/// ranks of the program make a further communicator at the same point, even a communicator of one shard group. The id
-/// of a further communicator is sent over the first communicator.
+/// ranks of the program must make their further communicators at the same point, even if each communicator has only the
+/// ranks of one shard group. The id of a further communicator is sent over the first communicator.
 ///
 /// Dropping the last handle closes the group on another thread. A captured pass counts as a handle. At exit, the
 /// process waits up to 10 s for that thread. At least one second passes between an abort and the exit of the process.
@@ -73,7 +73,8 @@ pub struct Nccl {
 /// A communicator id that no NCCL library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// Connects to the ranks that have the same id, within a time limit. The wait ends if the check returns an error.
+/// Connects to the ranks that have the same id, within a time limit. The last argument is a check. If the check returns
+/// an error, the wait ends.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
@@ -160,8 +161,9 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings, one line each, about settings with which NCCL is likely to be slow, or to hang if a framework
-    /// has its own communicator. The library prints nothing itself.
+    /// Returns warnings, one line each. A warning is about a setting that prevents overlap with backward, or about a
+    /// setting or an NCCL version with which ranks can hang if the program has its own communicator. The library prints
+    /// nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
@@ -327,8 +329,8 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Finds the library and the device. Fails if this machine lacks the library or the device, before other ranks wait for
-/// this rank.
+/// Finds the library and the device. This search comes first, so a rank that lacks the library or the device fails
+/// before other ranks wait for it.
 fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat)> {
     options.refuse()?;
     let (library, driver) = (Library::get()?, Cuda::open(options.device)?.driver);

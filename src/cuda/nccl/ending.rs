@@ -83,6 +83,6 @@ extern "C" fn await_detached() {
 }
 
 unsafe extern "C" {
-    /// The C library's function that registers a function to be called when the process exits.
+    /// Registers a function that the C library calls when the process exits.
     fn atexit(function: extern "C" fn()) -> c_int;
 }

@@ -13,7 +13,7 @@ use crate::cuda::nccl::UniqueId;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// How many numbers are sent for a [`CallKey`]: one for each byte.
+/// The number of values that are sent for a [`CallKey`]: one value for each byte.
 const KEY: usize = CallKey::BYTES;
 
 pub(super) struct Host(pub(super) Arc<dyn Collective>);

@@ -78,9 +78,9 @@ impl Nccl {
     ///
     /// # Errors
     /// `Config` if the job is empty, or if the options ask for a ledger. `NcclUnavailable`, `DriverUnavailable` and
-    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` on another rank if
-    /// it does not find rank 0's file in time. `Collective` if NCCL cannot connect, or if a rank does not join within
-    /// the deadline.
+    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` if another rank
+    /// does not find rank 0's file in time. `Collective` if NCCL cannot connect, or if a rank does not join within the
+    /// deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
         Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
@@ -114,7 +114,7 @@ impl Nccl {
         Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
     }
 
-    /// Uses a framework's communicator, an `ncclComm_t`. The rank, the number of ranks and the GPU are those of the
+    /// Uses a framework's communicator, an `ncclComm_t`. The rank, the number of ranks and the GPU are read from the
     /// communicator.
     ///
     /// The framework still owns the communicator. [`close`](Self::close) and [`abort`](Collective::abort) end only the
@@ -122,8 +122,8 @@ impl Nccl {
     /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Ordering
-    /// Before this call, all collectives of this crate's other communicators on the device have ended. Collectives from
-    /// before this call cannot be ordered with later collectives ([`Nccl`]).
+    /// Before this call, all collectives of this crate's other communicators on the device have ended. This crate
+    /// cannot order collectives that were enqueued before this call with later collectives ([`Nccl`]).
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`

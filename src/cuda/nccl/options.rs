@@ -15,7 +15,7 @@ pub struct Options {
     pub world_size: u32,
     /// Ordinal of this rank's GPU among the GPUs that are visible to the process.
     pub device: u32,
-    /// Name of this run. [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes the name to the file with the id. The
+    /// Name of this run. [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes this name and the id to one file. The
     /// name must differ from the names of earlier runs, because an earlier run may have left its file.
     pub job: String,
     /// Longest wait for the other ranks when the group is made and when it is closed.
@@ -40,7 +40,7 @@ pub struct Ctas {
     pub most: Option<u32>,
     /// Whether NCCL prefers few blocks to the highest bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
     pub efficient: bool,
-    /// Number of blocks of a collective for which the NVLink switch computes the sums: `nvlsCTAs`.
+    /// Number of blocks of a collective, if the NVLink switch computes its sums: `nvlsCTAs`.
     pub nvls: Option<u32>,
 }
 

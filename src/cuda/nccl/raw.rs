@@ -1,5 +1,5 @@
-//! An NCCL communicator as a value. The value's owner may call NCCL with it, and ending the communicator consumes the
-//! value.
+//! An NCCL communicator as a value. The value's owner may call NCCL with the communicator. Ending the communicator
+//! consumes the value.
 //!
 //! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, its deadline has
 //! passed, or the check `wanted` returns an error. While a call is in progress, nothing else touches its stream. An

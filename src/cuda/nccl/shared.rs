@@ -30,17 +30,18 @@ pub(super) struct Shared {
     pub(super) first: Arc<Slot>,
     /// The further communicators, for steppers with shards. All ranks make these communicators in the same order.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
-    /// Each thread that ends a dropped further communicator has a clone, so `close` can count these threads.
+    /// Each thread that ends a dropped further communicator has a clone of this `Arc`, so `close` can count these
+    /// threads.
     pub(super) ending: Arc<()>,
-    /// Each live captured pass with collectives has a clone, so `close` can count these passes.
+    /// Each live captured pass with collectives has a clone of this `Arc`, so `close` can count these passes.
     pub(super) captured: Arc<()>,
     /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,
 }
 
 impl Shared {
-    /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead or, if
-    /// there is none, the error of a closed communicator.
+    /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead. If
+    /// there was no failure, returns the error of a closed communicator.
     pub(super) fn with_raw<T>(&self, slot: &Slot, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
         match lock(slot).as_ref() {
             Some(raw) => call(raw),
@@ -88,9 +89,9 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Stores a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is stored
-    /// instead, because it explains NCCL's error. A `Mismatch` or `LeftPass` is never replaced: all ranks get this
-    /// error, and a rank may have left because of it.
+    /// Stores a failure of this rank or of NCCL. If another rank has reported a failure or has left, the error about
+    /// that rank is stored instead, because it explains NCCL's error. A `Mismatch` or `LeftPass` is never replaced: all
+    /// ranks get this error, and a rank may have left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };

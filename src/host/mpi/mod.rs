@@ -73,11 +73,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mpi {
-    /// Duplicates the communicator for one stepper. All ranks must make this call. A rank that calls first waits up to
-    /// a minute for the other ranks. If there are several such calls, all ranks must make them in the same order.
+    /// Duplicates the communicator for one stepper. All ranks must make this call. Each rank waits up to a minute for
+    /// the other ranks. If there are several such calls, all ranks must make them in the same order.
     ///
     /// # Errors
-    /// `Order` if MPI is not initialized, `Unsupported` if MPI was initialized without support for several threads,
+    /// `Order` if MPI is not initialized. `Unsupported` if MPI was initialized without support for several threads.
     /// `Deadline` if a rank does not take part. `Config`, `Unsupported` or `Arithmetic` for an instruction set that
     /// cannot be used.
     pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
@@ -216,7 +216,7 @@ impl Mpi {
         self.wait(call, under_way)
     }
 
-    /// Makes a reduce-scatter or an all-gather, one piece of every rank's part at a time.
+    /// Runs a reduce-scatter or an all-gather. Each exchange covers one piece of every rank's part.
     fn exchange_parts(&self, call: &mut Call<'_>, scratch: &mut Scratch) -> Result<()> {
         let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
         let part = call.bytes as usize / ranks;

@@ -1,5 +1,5 @@
-//! Sends and receives MPI's messages between two ranks. No call into MPI waits: a message is started, and later tested
-//! for completion.
+//! Sends and receives MPI's messages between two ranks. No MPI call blocks: this file starts a message, and later tests
+//! whether the message has ended.
 //!
 //! One lock covers every call into the MPI library, so `MPI_THREAD_SERIALIZED` is enough. MPI may use a message's
 //! memory from the start of the message until a test reports its end.
@@ -224,7 +224,7 @@ impl Wire {
         outcome.map(|()| messages.is_empty())
     }
 
-    /// If another rank has sent a failure, returns this rank and the text of the failure.
+    /// If another rank has sent a failure, returns that rank's number in the communicator and the failure's text.
     pub(super) fn failure(&self) -> Result<Option<(u32, String)>> {
         let (mut is_there, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
         let mut frame = [0u8; FAILURE_BYTES];

@@ -2,8 +2,8 @@
 //! collective call carries one number that combines these hashes.
 //!
 //! Layout and options never change. Buckets, learning rates and frozen parameters may change between passes. New
-//! buckets get a new agreement (`with_plan`). If ranks differ, they get an error instead of diverging silently. The
-//! hash is FNV-1a, which is the same in every process of a run.
+//! buckets get a new agreement (`with_plan`). If the agreements of ranks differ, the ranks get an error instead of
+//! diverging silently. The hash is FNV-1a, which is the same in every process of a run.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) struct Changing<'a> {
     pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// A writer that hashes its input. It also stores the input, because ranks that differ quote it in their errors.
+/// A writer that hashes its input. It also stores the input, because error messages quote the input if ranks differ.
 struct Folded<'a>(u64, Option<Line<'a>>);
 
 impl Write for Folded<'_> {
@@ -60,7 +60,7 @@ impl Agreement {
         Agreement::of(layout, plan, options.into())
     }
 
-    /// Returns the agreement of the same options with other buckets.
+    /// Returns an agreement with the same options and with the buckets of `plan`.
     pub(crate) fn with_plan(&self, plan: &Plan) -> Agreement {
         Agreement::of(&self.layout, plan, Arc::clone(&self.options))
     }
@@ -79,7 +79,7 @@ impl Agreement {
         Agreement { layout: layout.clone(), built, options, current: None, words }
     }
 
-    /// Returns the hash of layout, buckets and options, which never changes in one agreement.
+    /// Returns the hash of layout, buckets and options. This hash never changes while the agreement exists.
     pub(crate) fn fixed(&self) -> u64 {
         self.words.fixed()
     }
@@ -89,12 +89,12 @@ impl Agreement {
         &self.words
     }
 
-    /// Marks the number as stale, because the settings have changed.
+    /// Marks the agreement's number as stale, because the settings have changed.
     pub(crate) fn forget(&mut self) {
         self.current = None;
     }
 
-    /// Returns the number for the current settings. Hashes the settings only if they have changed.
+    /// Returns the agreement's number for the current settings. Hashes the settings only if they have changed.
     pub(crate) fn number(&mut self, changing: &Changing<'_>, frozen: impl Iterator<Item = usize>) -> u64 {
         let Agreement { built, options, words, .. } = self;
         let number = |[assigned, hyperparameters, mut loaded]: [Line<'_>; 3]| {
@@ -113,7 +113,7 @@ impl Agreement {
     }
 }
 
-/// Returns the part of the number that layout and options determine.
+/// Returns the contribution of layout and options to the agreement's number.
 fn share(layout: u64, options: &str) -> u64 {
     Agreed::Layout.share(layout) ^ Agreed::Options.share(fold(0, options.as_bytes()))
 }

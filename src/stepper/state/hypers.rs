@@ -13,7 +13,7 @@ use crate::optim::{LrSchedule, Optimizer, Value};
 use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey, Optimizers, check_rate};
 
 impl Optimizers {
-    /// Returns the optimizer that `key` names: by its number, or as the only optimizer of a group.
+    /// Returns the optimizer that `key` selects, either by its number or as the only optimizer of a group.
     pub(crate) fn find(&self, key: OptimizerKey<'_>) -> Result<OptimizerId> {
         let group = match key {
             OptimizerKey::Id(id) if (id.0 as usize) < self.entries.len() => return Ok(id),

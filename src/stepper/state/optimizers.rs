@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, the parameters that each of them steps, and the order of these steps.
 //!
-//! This module only has lists. The kernels read hyperparameters from the settings, and these lists from the assignment.
-//! A refused value does not replace the old one.
+//! This module only has lists. The kernels read hyperparameters from the settings, and the optimizers of each segment
+//! from the assignment. A refused value does not replace the old one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -214,8 +214,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// Returns a list that has one further optimizer. The new optimizer steps after its parameters' earlier optimizers.
-    /// If `group` is `Some`, the new optimizer belongs to that group.
+    /// Returns a copy of `self` with one more optimizer. The new optimizer steps after its parameters' earlier
+    /// optimizers. If `group` is `Some`, the new optimizer belongs to that group.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -258,7 +258,7 @@ impl Optimizers {
         (0..rounds).map(of_round).collect()
     }
 
-    /// Returns which optimizers step which segment.
+    /// Returns the assignment, which lists the optimizers that step each segment.
     pub(crate) fn assignment(
         &self,
         layout: &Layout,
@@ -399,7 +399,7 @@ pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(pub(crate) u32);
 
-/// Selects an optimizer of a stepper: by its number, or as the only optimizer of a group
+/// Selects an optimizer of a stepper, either by its number or as the only optimizer of a group
 /// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerKey<'a> {
@@ -434,7 +434,8 @@ pub struct Attached<'a> {
     /// The number that identifies the optimizer in [`Stepper::set_lr`](crate::Stepper::set_lr) and
     /// [`Stepper::set_hyper`](crate::Stepper::set_hyper).
     pub id: OptimizerId,
-    /// The layout's group for which the optimizer was set. `None` if it was set for single parameters.
+    /// The layout's group for which the optimizer was set. This is `None` if the optimizer was set for single
+    /// parameters.
     pub group: Option<&'a str>,
     /// The optimizer with its current hyperparameters. The optimizer's type is one of the types in
     /// [`optim`](crate::optim). `(optimizer as &dyn Any).downcast_ref` returns a reference of that type.

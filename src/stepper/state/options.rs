@@ -24,7 +24,7 @@ pub enum Strategy {
     /// [masters](crate::Master), every rank must write the same values to the same parameters. Ranks compare these
     /// values, and the next collective returns `Mismatch` if they differ. This strategy refuses optimizers of your own
     /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
-    /// support all its calls ([`Collective::supports`](crate::Collective::supports)).
+    /// support every call that sharding needs ([`Collective::supports`](crate::Collective::supports)).
     ///
     /// On a GPU, `Gradients::Release` is refused too. This strategy has run in up to four processes on one H200, but
     /// not on several GPUs yet.
@@ -37,7 +37,7 @@ pub enum Strategy {
     /// buckets in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards of a bucket. The
     /// launch of the bucket and the end of the pass free these shards too. Every rank must write the same values to the
     /// same parameters, even to parameters without masters. Ranks compare these values, and the next collective returns
-    /// `Mismatch` if they differ. This strategy refuses everything that `Zero` refuses, and uneven inputs.
+    /// `Mismatch` if they differ. This strategy refuses uneven inputs, and everything that `Zero` refuses.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -54,10 +54,10 @@ pub enum Accumulation {
     /// reduced once per pass, and full gradients stay in memory between micro-batches.
     #[default]
     Local,
-    /// Each micro-batch reduces its buckets over ranks, and a rank accumulates the sums of its shard. All ranks must
-    /// make the same number of micro-batches. A bucket is reduced once per micro-batch. With
-    /// [`Gradients::Release`](crate::Gradients) no gradient stays in memory between micro-batches. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size) each micro-batch reduces within groups, and replicas
+    /// Each micro-batch reduces its buckets over ranks, and each rank accumulates the sums for its own shard. All ranks
+    /// must make the same number of micro-batches. A bucket is reduced once per micro-batch. With
+    /// [`Gradients::Release`](crate::Gradients), no gradient stays in memory between micro-batches. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size), each micro-batch reduces within groups, and replicas
     /// all-reduce once, in the last micro-batch. Gradients of 16 bits are rounded after each addition.
     ///
     /// # Source
@@ -121,7 +121,7 @@ pub enum Divisor {
 /// The device's decisions about the last pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Status {
-    /// Number of passes begun so far, including this one and abandoned ones.
+    /// Number of passes begun so far, including this pass and abandoned passes.
     pub pass: u64,
     /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In `Eager` mode,
     /// these passes may have stepped their first buckets. Abandoned passes do not advance learning-rate schedules.
@@ -136,18 +136,18 @@ pub struct Status {
     /// needs the norm.
     pub norm: Option<f64>,
     /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. The factor is 1 without
-    /// clipping and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket) the field is always 1, because
+    /// clipping and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket), the field is always 1, because
     /// each bucket has its own factor.
     pub clip: f64,
-    /// The loss scale that was divided out of the gradients.
+    /// The loss scale by which the gradients were divided.
     pub loss_scale: f64,
     /// Index of the first bucket in which the gradient of a stepped parameter is infinite or NaN.
     /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. In `Eager` mode, this
     /// bucket is stepped anyway. In the other modes, this bucket is stepped unless the pass is skipped. A pass that
     /// clips gradients or may be skipped tests averaged gradients. Any other pass tests summed gradients. The results
     /// can differ, because a small loss scale can make the average infinite although the sum is finite. With [sharded
-    /// states](crate::Strategy), this is the smallest index of all ranks. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index of the rank's group. All groups
+    /// states](crate::Strategy), this is the smallest index on any rank. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index in the rank's group. All groups
     /// have the same sums, so the indices of groups can differ only because of local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }

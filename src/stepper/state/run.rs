@@ -1,8 +1,8 @@
 //! Submits the schedule's ops to the device. No other code uses both the schedule and the device.
 //!
 //! On the host, a `Wait` op of the compute stream is deferred. The trainer's thread executes the `Wait` before its next
-//! access of memory, or before the next `Record` op of that stream. On a GPU the `Wait` is executed at once, because it
-//! blocks only the stream. Every op and every access enters the recording before it happens.
+//! memory access, or before the next `Record` op of that stream. On a GPU, the `Wait` is executed at once, because it
+//! blocks only the stream. Every op and every access is recorded before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -19,8 +19,8 @@ pub(crate) struct Run<D> {
     /// A buffer of ops for the device. The buffer is reused, so that passes in the steady state allocate nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
-    /// The failure from which the stepper was rescued, if any. After a rescue the device has ended, so memory can be
-    /// read.
+    /// The failure from which the stepper was rescued, if any. After a rescue, the device runs no more ops, so memory
+    /// can be read.
     rescued: Option<Error>,
 }
 
@@ -134,7 +134,7 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Announces the trainer's next access to the schedule, and waits until this access is allowed.
+    /// Informs the schedule of the trainer's next access, and waits until this access is allowed.
     pub(crate) fn touch(&mut self, announce: impl FnOnce(&mut Schedule)) -> Result<()> {
         announce(&mut self.schedule);
         self.settle()
@@ -171,7 +171,7 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Waits for all ops. If the device has failed, ends the device, so that no further op touches memory.
+    /// Waits for all ops. If the device has failed, shuts down the device, so that no further op touches memory.
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {
@@ -182,7 +182,7 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Refuses further calls after a rescue, with the failure that led to it.
+    /// After a rescue, refuses further calls and returns the failure that led to the rescue.
     pub(crate) fn refuse_rescued(&self) -> Result<()> {
         self.rescued.clone().map_or(Ok(()), Err)
     }

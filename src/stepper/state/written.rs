@@ -95,7 +95,7 @@ impl ParamsWritten {
         if is_every { Broadcast::All } else { Broadcast::Buckets(&self.buckets) }
     }
 
-    /// Clears the writes, because the pass that broadcasts them has begun.
+    /// Clears the records of writes, because the pass that broadcasts the written parameters has begun.
     pub(crate) fn clear(&mut self) {
         self.is_shared = true;
         if std::mem::take(&mut self.is_any) {

@@ -17,7 +17,7 @@ const ABI_HEADER: &str = "\
 
 /// The text before the first struct.
 const LAYOUT_MACRO: &str = "\
-/// Asserts that a type has the header's size, alignment and offset of every field.
+/// Asserts that a type's size, alignment and field offsets are those in the header.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {
@@ -50,7 +50,7 @@ macro_rules! records {
 const FUNCTIONS_MACRO: &str = "\
 use ::core::ffi::{c_char, c_int, c_void};
 
-/// Looks each function up once. A call of a function that the library lacks panics.
+/// Looks each function up once. A call panics if the library lacks the function.
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {
@@ -100,8 +100,8 @@ const LAYOUT_HEADER: &str = "\
 const NCCL_HEADER: &str = "\
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
 //!
-//! `cargo run -p bindings` writes this file; do not edit it by hand. A call of a function that the loaded library lacks
-//! panics, so `library.rs` first checks that each function exists. Result codes are numbers in a newtype, because a
+//! `cargo run -p bindings` writes this file; do not edit it by hand. A call panics if the loaded library lacks the
+//! function, so `library.rs` first checks that each function exists. Result codes are numbers in a newtype, because a
 //! newer library may return a new code.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]";

@@ -31,11 +31,13 @@ pub(crate) struct Tensors {
     grads: *const *mut f32,
 }
 
-/// Returns a stepper on tensors of `length` elements each, or null. Optimizers are numbered as in `instep_peer_new`.
+/// Returns a stepper on parameters of `length` elements each, or null on failure. Optimizers are numbered as in
+/// `instep_peer_new`.
 ///
 /// # Safety
-/// Each address is valid for this number of elements, on this device, until the stepper is closed. Only work on
-/// `stream` touches the elements, and `stream` outlives the stepper.
+/// On this device, until the stepper is closed, each parameter's address is valid for `length` elements, and each
+/// bucket's address for `segments` x `length` elements. Only work on `stream` touches the elements, and `stream`
+/// outlives the stepper.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn instep_peers_gpu_open(
@@ -50,8 +52,8 @@ pub(crate) unsafe extern "C" fn instep_peers_gpu_open(
         .map_or(std::ptr::null_mut(), |peer| Box::into_raw(Box::new(peer)).cast())
 }
 
-/// Makes one pass over all buckets, first to last. When this returns, later work on PyTorch's stream comes after every
-/// step.
+/// Makes one pass over all buckets, first to last. Work that is enqueued on PyTorch's stream after this call runs after
+/// every step.
 ///
 /// # Safety
 /// `peer` comes from `instep_peers_gpu_open` and has not been closed.

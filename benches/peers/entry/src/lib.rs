@@ -1,7 +1,7 @@
-//! Steps buckets now, for a caller in C or Python that times it beside other libraries.
+//! Steps buckets immediately, for C or Python programs that compare the times of instep and other libraries.
 //!
-//! This is a bench's entry, not the library's C interface: errors are null or false, and nothing is stable. This file
-//! must do no work around the step that the product would not do.
+//! This interface is only for benches and is not the library's C interface. A failed call returns null or false, and
+//! any function may change in later versions. This file must do no work around the step that the product would not do.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -11,7 +11,8 @@ use instep::bench::Launcher;
 use instep::op::Memory;
 use instep::{Adam, AdamW, DType, Isa, Layout, Moments, Optimizer, Precision, Rounding, Sgd};
 
-/// Returns the optimizer of a number, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of 0.9.
+/// Returns the optimizer that a number selects, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of
+/// 0.9.
 fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
     match number {
         0 => Some(Box::new(AdamW::default())),
@@ -22,7 +23,7 @@ fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
     }
 }
 
-/// Returns the element types of a number.
+/// Returns the element types that a number selects.
 fn precision(number: u32) -> Option<Precision> {
     let rounding = match number {
         0 => return Some(Precision::F32),
@@ -34,9 +35,9 @@ fn precision(number: u32) -> Option<Precision> {
     Some(Precision { param, grad, moments, rounding, ..Precision::F32 })
 }
 
-/// Returns memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length`
-/// is a multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum
-/// (3). Everything is f32 (precision 0), or bf16, rounded to the nearest (1) or stochastically (2).
+/// Returns memory for `buckets` buckets of `segments` segments of `length` elements, or null on failure. `length` is a
+/// multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum (3).
+/// All tensors are f32 (precision 0), or bf16 with rounding to nearest (1) or stochastic rounding (2).
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_peer_new(
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8
     unsafe { (*launcher).bytes(memory, 0).as_mut_ptr() }
 }
 
-/// Steps buckets `first..last`, and returns whether all went well.
+/// Steps buckets `first..last`, and returns whether all steps succeeded.
 ///
 /// # Safety
 /// The conditions of `instep_peer_elements` hold, and nothing else touches the elements during the call.

@@ -1,7 +1,7 @@
 //! Compares the time of replaying a captured pass with the time of the same pass made call by call.
 //!
-//! Parameters are small, so the bench times launches and host calls. A round has one pass of each kind, and both use
-//! the same stepper. The trainer's stream has no work except the passes.
+//! Parameters are small, so most of the measured time is that of launches and host calls. A round has one pass of each
+//! kind, and both use the same stepper. The trainer's stream has no work except the passes.
 
 use std::time::Instant;
 

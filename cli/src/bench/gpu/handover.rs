@@ -1,5 +1,5 @@
-//! Times the hand-over of a gradient (`grad_ready`) on the trainer's thread, with a GPU. The thread never waits, so the
-//! time is that of the driver calls.
+//! Measures the time of handing over a gradient (`grad_ready`) on the trainer's thread, with a GPU. The thread never
+//! waits, so the time is that of the driver calls.
 //!
 //! The passes are like those of the handover bench on the host, but have fewer calls of `grad_ready`. A call that
 //! completes a bucket makes all driver calls for this bucket. Only host time is measured.

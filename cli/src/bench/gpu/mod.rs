@@ -1,9 +1,9 @@
 //! `instep bench --device cuda:N`: the benches on a GPU, timed by CUDA events.
 //!
-//! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is a copy of as many bytes
-//! on the same device, timed in the same rounds. With `--kernels`, two different copies are timed, and the faster copy
-//! is the ceiling. Before a step is timed, its result is compared with the host's, bit by bit. After each row, the
-//! files of `--json`, `--record` and `--svg` are rewritten with all rows so far.
+//! A sweep over sizes prints one line for each size, in the units of nccl-tests. The ceiling is a copy that moves as
+//! many bytes as the timed work, on the same device and in the same rounds. With `--kernels`, two different copies are
+//! timed, and the faster copy is the ceiling. Before a step is timed, its result is compared with the host's, bit by
+//! bit. After each row, the files of `--json`, `--record` and `--svg` are rewritten with all rows so far.
 
 mod control;
 mod files;

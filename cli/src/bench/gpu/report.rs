@@ -51,9 +51,9 @@ pub(super) struct StepRow {
     pub(super) steps_per_sample: usize,
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
-    /// Time of the driver's copy of as many bytes.
+    /// Time of a copy by the driver that moves as many bytes as this row's work.
     pub(super) copy_us: Spread,
-    /// Time of the multiprocessors' copy of as many bytes; null without `--kernels`.
+    /// Time of a copy by the multiprocessors that moves as many bytes; null without `--kernels`.
     pub(super) sm_copy_us: Option<Spread>,
     /// Bytes that a step moves, divided by the step's median time.
     pub(super) step_gb_per_s: f64,
@@ -62,7 +62,7 @@ pub(super) struct StepRow {
     /// The copy with the smaller median time: `copy` or `sm_copy`.
     pub(super) ceiling: &'static str,
     pub(super) percent_of_ceiling: Spread,
-    /// Samples in which the GPU may have waited for the host.
+    /// The number of samples in which the GPU may have waited for the host.
     pub(super) starved_samples: usize,
     /// The time for which the GPU ran this case before its first round.
     pub(super) warm_up_ms: f64,
@@ -70,7 +70,7 @@ pub(super) struct StepRow {
     pub(super) compared: Option<Compared>,
 }
 
-/// One line of the control bench: Begin or Decide of a pass.
+/// One line of the control bench, for one of the kernels Begin and Decide.
 #[derive(Serialize)]
 pub(super) struct ControlRow {
     pub(super) launch: &'static str,
@@ -148,7 +148,7 @@ impl Report {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
     }
 
-    /// Fails if the step of any row computed other bits than the host.
+    /// Fails if the bits of any row's step differ from those that the host computed.
     pub(super) fn judge(&self) -> Result<(), Failure> {
         let mismatches: Vec<&str> = self.step.iter().filter_map(StepRow::mismatch).collect();
         match mismatches.first() {

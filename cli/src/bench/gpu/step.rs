@@ -1,4 +1,4 @@
-//! Times the step or the norm of one bucket. In the same rounds, it times copies of as many bytes.
+//! Measures the time of one bucket's step or norm and, in the same rounds, of copies that move as many bytes.
 //!
 //! A sample is a sequence of launches between two events. All launches are queued before the first one starts. If the
 //! GPU starts earlier, the sample counts as starved. A percentage is the quotient of two times from the same round.

@@ -149,7 +149,7 @@ impl Case {
         self.elements as u64 * (grad + stepped)
     }
 
-    /// Returns whether the arrays of the case, and as many bytes again for a copy, fit into half of the cache.
+    /// Returns whether the case's arrays, and the same number of bytes for a copy, fit into half of the cache.
     fn is_resident(&self, l2_bytes: u64) -> bool {
         4 * self.footprint() <= l2_bytes
     }

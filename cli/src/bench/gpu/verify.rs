@@ -19,8 +19,8 @@ use crate::bench::precisions::{Kind, storage};
 use crate::bench::sizes::GRAIN;
 
 const STEPS: usize = 2;
-/// The number of elements after which gradients and parameters repeat. It is a multiple of a tile and of a block of
-/// 8-bit states.
+/// The number of elements after which gradients and parameters repeat. This number is a multiple of the length of a
+/// tile, and of the length of a block of 8-bit states.
 const PERIOD: usize = 1 << 20;
 /// Cases of up to this number of elements are compared in full.
 const WHOLE: u64 = 16 << 20;
@@ -128,8 +128,8 @@ impl Expected {
         Ok(compared)
     }
 
-    /// Makes a launcher on the host with one parameter of `len` elements. The elements have the values of the case's
-    /// elements from `first` on.
+    /// Makes a launcher on the host with one parameter of `len` elements. Its elements get the values that the case's
+    /// elements have from index `first` on.
     fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
         let layout = Layout::builder().param("w", len).build()?;
         let optimizer = self.rule.optimizer()?;
@@ -143,7 +143,7 @@ impl Expected {
     }
 }
 
-/// Compares a part of a unit in every tensor, and returns the first difference.
+/// Compares the elements `part` of every tensor with those of the host, and returns the first difference.
 fn difference(
     case: &Case,
     launcher: &mut GpuLauncher,

@@ -178,7 +178,8 @@ fn a_learning_rate_follows_its_schedule_until_it_is_set() -> Result<()> {
     Ok(())
 }
 
-/// Rounds to a number of binary places, because a difference of two parameters contains their rounding errors.
+/// Rounds a difference of two parameters to `places` binary digits, because it contains the parameters' rounding
+/// errors.
 trait Rounded {
     fn round_ties_even_to(self, places: i32) -> f32;
 }

@@ -8,7 +8,7 @@
 /// A stream, as the driver and the runtime pass it.
 pub type cudaStream_t = *mut ::core::ffi::c_void;
 
-/// Asserts that a type has the header's size, alignment and offset of every field.
+/// Asserts that a type's size, alignment and field offsets are those in the header.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {
