@@ -30,7 +30,8 @@ pub struct instep_tensor_id {
 }
 
 /// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor except a released
-/// gradient can be read. In a pass, only a parameter can be read, or a gradient that was written in that pass. `count`
+/// gradient can be read. A pass can
+/// read only parameters, and gradients that were written in that pass. `count`
 /// is the number of elements of the tensor's parameter.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits for the last step of the

@@ -1,4 +1,5 @@
-//! The caller's collective: a table of functions that the library calls like the methods of the Rust trait.
+//! The caller's collective: a table of functions. The library calls them where it would call the methods of the Rust
+//! trait.
 //!
 //! While a function of the table runs, its thread must not call the library, because the call could wait for that
 //! function to return. `entry::in_callback` refuses such calls.

@@ -57,8 +57,8 @@ mod tests {
         }
     }
 
-    /// A variable that is missing from the list could be reported as misspelt, and its misspellings would not be
-    /// reported.
+    /// If the list lacked a variable, the variable's correct name could be reported as misspelt, and wrong spellings of
+    /// it would not be reported.
     #[test]
     fn the_list_has_every_variable_of_the_library_and_of_this_command() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

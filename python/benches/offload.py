@@ -113,7 +113,7 @@ class Layer(nn.Module):
 
 
 def lengthen(engine: Any, milliseconds_of_step: float, layers: int) -> None:
-    """Lets the norms and steps of an engine sleep as well. A norm takes a seventh of a step's time, because it reads 4
+    """Adds a sleep to each norm and each step of an engine. A norm takes a seventh of a step's time, because it reads 4
     bytes per element and a step moves 28.
     """
     share = milliseconds_of_step / 1e3 / layers

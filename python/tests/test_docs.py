@@ -25,7 +25,7 @@ def group():
 
 
 def test_the_page_has_programs():
-    assert len(PROGRAMS) == 7
+    assert len(PROGRAMS) == 8
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -65,7 +65,7 @@ pub(super) struct Runs {
 unsafe impl Send for Lent<'_> {}
 
 impl Runs {
-    /// Returns one run of the list.
+    /// Returns the run with this index.
     ///
     /// # Panics
     /// Panics if the list has no run with this index.
@@ -115,7 +115,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Whole(Run::of_mut(slice)), true)
     }
 
-    /// Lends a read-only run, such as gradients.
+    /// Lends a contiguous range of read-only memory, such as gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slice_mut`](Self::slice_mut).

@@ -24,7 +24,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether the averages start with the parameters' values, because the file has no averages.
+    /// Whether the averages start with the parameters' values. This is the case if the file has no averages.
     pub(super) begins_emas: bool,
 }
 

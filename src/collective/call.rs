@@ -348,8 +348,7 @@ impl Allocation {
     /// arbitrary. Dropping `owner` frees the memory.
     ///
     /// # Safety
-    /// The memory has the requested number of bytes, on a device that the communicator reaches. The memory is valid
-    /// until `owner` is dropped. Only the stepper's ops access the memory.
+    /// The memory has the requested number of bytes and is on a device that the communicator reaches. It is valid until `owner` is dropped. Only the stepper's ops access the memory.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }

@@ -83,8 +83,8 @@ impl CudaDevice {
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }
 
-    /// Returns a function that ends the capture and discards the captured work. The function does not use this device,
-    /// because the trainer may drop the stepper during the capture.
+    /// Returns a function that ends the capture and discards the captured work. The function holds no
+    /// reference to this device, so it works even if the trainer drops the stepper during the capture.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
         let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {

@@ -343,7 +343,7 @@ impl Memories {
         unsafe { self.regions().control().write(control) }
     }
 
-    /// Makes the open pass leave a segment unchanged. The next `Begin` op writes the segment's own action again.
+    /// Excludes a segment from the open pass, so that no op changes it. The next `Begin` op writes the segment's own action again.
     ///
     /// # Safety
     /// No other op that touches control memory is running.

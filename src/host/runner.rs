@@ -40,8 +40,8 @@ pub(crate) struct Runner {
     comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
-    /// For each bucket, the points at which its step stops. At each of these points, the ranks sum their contributions
-    /// to the norms of parameters.
+    /// For each bucket, the points at which its step pauses until the ranks have summed their contributions to the
+    /// norms of parameters.
     stops: Vec<Vec<NormStop>>,
     /// For each bucket, whether this rank's shard of the parameters has been stepped but the other shards have not been
     /// gathered yet.

@@ -344,7 +344,7 @@ impl Bases {
     }
 }
 
-/// Returns a pointer to an address. The caller has exposed the provenance of the memory there.
+/// Converts an address to a pointer. The caller has exposed the provenance of the memory at the address.
 fn pointer<T>(address: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address)
 }

@@ -351,8 +351,8 @@ impl Layout {
     }
 
     /// Returns the parameter called `name`, or `None`. A search for a missing name costs no more than a successful
-    /// search. For a missing name, [`id`](Self::id) costs more, because it compares `name` with all names for its
-    /// error.
+    /// search. For a missing name, [`id`](Self::id) takes longer, because its error names similar parameters, and
+    /// finding them takes a comparison with all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))

@@ -33,7 +33,7 @@ const LARGEST_COUNT: f32 = 32_768.0;
 /// in one process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error
 /// of the sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the
 /// smallest subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The error of the mean is this
-/// error divided by n. If a communicator rounds at every hop, as a ring does, the relative error is up to n u.
+/// error divided by n. If a communicator rounds at every hop, as a ring does, the relative error is up to n * u.
 ///
 /// A gradient of 65520/s or more becomes infinite as f16, and the sum over ranks is then infinite or NaN.
 /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.

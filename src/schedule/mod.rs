@@ -186,8 +186,8 @@ pub struct Schedule {
     /// Ticket of the trainer's last read of the loss scale. The next `Decide` writes the loss scale, so it must wait
     /// for this read.
     loss_scale_touched: Ticket,
-    /// For each bucket, the spans of the norms that ranks add up during the bucket's step. Each rank computes the norms
-    /// of its own parts of parameters.
+    /// For each bucket, the memory ranges of norms. Each rank computes the norms of its own parts of parameters. During
+    /// the bucket's step, the ranks add these norms up.
     shared_norms: Vec<Vec<Span>>,
     /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,

@@ -141,7 +141,7 @@ impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
-    /// Does not wait. The steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
+    /// Does not wait. The steps of the last pass may still be running. The first pass broadcasts rank 0's parameters. After a
     /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket. When
     /// a pass opens after such a write, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl),
     /// this comparison blocks the thread until all ranks have opened the pass.

@@ -34,8 +34,8 @@ enum Call {
     Ready(usize),
 }
 
-/// A call of the trainer, and the trainer's own time since the previous call. This time does not include the time spent
-/// waiting for ops.
+/// A call that the trainer makes, and the time that the trainer spent in its own code since its previous call. This
+/// time does not include waits for ops.
 struct Timed {
     call: Call,
     own_ns: u64,

@@ -30,8 +30,8 @@ PASSES_WATCHED = 8
 class SteppedGradients:
     """The gradients of some parameters, as the last backward left them.
 
-    Gradients that are views of one bucket share one version counter. If ``is_alone`` is True, only gradients of these
-    parameters share such a counter.
+    Gradients that are views of one bucket share one version counter. If ``is_alone`` is True, no gradient of
+    another parameter shares the counter.
     """
 
     def __init__(self, params: Iterable[Tensor], is_alone: bool = True) -> None:

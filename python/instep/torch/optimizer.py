@@ -342,8 +342,8 @@ class FusedOptimizer(Optimizer):
         return True
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over changed groups, and returns False. If a parameter would need other states or another clip than its
-        arena has, changes nothing and returns True.
+        """Takes over changed groups, and returns False. If a parameter's arena has no longer the states or the clip that
+        the parameter needs, nothing changes, and the result is True.
         """
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}

@@ -122,7 +122,7 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses options with which a rank could not recognise its file.
+    /// Returns an error if a rank could mistake the file of another run for its own file.
     pub(super) fn refuse_job(&self) -> Result<()> {
         refuse! {
             "job" = "(empty)", if self.job.is_empty()
