@@ -1,8 +1,8 @@
 //! Steps optimizers during backward: a parameter has one optimizer, several or none, and may be local to its rank.
 //!
 //! A small regression on 4 ranks. `embedding` is used in two places, `bias` has two optimizers, `head` is stepped by an
-//! optimizer outside the library, and `calibration` is never summed over ranks. Gradients release their memory after
-//! their steps. The example fails if a result differs from the comment about it.
+//! optimizer outside the library, and `calibration` is never summed over ranks. The stepper releases a gradient's
+//! memory after the parameter's steps. The example fails if a result differs from the comment about it.
 //! `cargo run --release --example in_backward`
 
 use std::any::Any;

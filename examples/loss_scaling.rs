@@ -1,7 +1,7 @@
 //! Fits a line with a loss scale that overflows at first, and shows that only the overflowing passes are lost.
 //!
 //! f32 stands in for f16, which needs scaling. The scale starts so high that gradients overflow, and each overflow
-//! reduces the scale. The run must end with the bits of a run without scaling, or the example fails.
+//! reduces the scale. The example fails unless the run ends with the same bits as a run without scaling.
 //! `cargo run --release --example loss_scaling`
 
 use instep::{AdamW, Layout, LossScaler, Mode, Result, Solo, Stepper};

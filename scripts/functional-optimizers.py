@@ -74,7 +74,7 @@ def function_of(key, descriptor):
              for state, source in FIRST.items() if f"{state}s" in rule.always]
     names = " and ".join(f"``{name}``" for name in rule.sometimes)
     notes += [f"Pass {names} only if the hyperparameters need them."] if names else []
-    notes += [f"``{rule.carried}`` are float64 or float32 tensors of one number, 1 before the first step."] if rule.carried else []
+    notes += [f"``{rule.carried}`` are float64 or float32 tensors of one element, initially 1."] if rule.carried else []
     return "\n".join([
         f'_{key} = RULES["{key}"].native.step',
         "",

@@ -122,17 +122,16 @@ def main():
     rows = (SOURCES if arguments.sources else FAULTS)[first::every]
     rows = [row for row in rows if not arguments.names or any(part in row[0] for part in arguments.names)]
     missed = 0
-    folder, tests, kernels = built()
+    folder, right, kernels = built()
     for name, *row, test, phrases in rows:
         phrases = (phrases,) if isinstance(phrases, str) else phrases
+        fine, said = run(right, test, environment(folder))
+        if not fine:
+            sys.exit(f"{test} fails without a mistake:\n{said}")
         if arguments.sources:
-            tests = planted(kernels, *row)
-            tries = [(None, None)]
+            tests, tries = planted(kernels, *row), [(None, None)]
         else:
-            variable, value, numbers = row
-            fine, said = run(tests, test, environment(folder))
-            if not fine:
-                sys.exit(f"{test} fails without a mistake:\n{said}")
+            tests, (variable, value, numbers) = right, row
             tries = [(variable, value.format(n=n)) for n in numbers]
         for variable, value in tries:
             fine, said = run(tests, test, environment(folder, variable, value))

@@ -441,7 +441,7 @@ FAULTS = [
            "    refuse_unsteppable(key, formats, param, holders)\n", "", "test_what_a_shard_cannot_step"),
           ("a trust ratio of a shard", "_sharded", "if OPTIMIZERS[key].scales_by_norms:", "if False:", "test_what_a_shard_cannot_step"),
           ("masters of other weights", "_arena", "self.seen[index] = UNSEEN", "self.note([index])", "test_weights_that_a_user_writes"),
-          ("a write to a DTensor", "_arena", "param._version if self.is_cut and is_distributed(param) else 0", "0",
+          ("a write to a DTensor", "_arena", "param._version if self.has_dtensors and is_distributed(param) else 0", "0",
            "test_weights_that_a_user_writes"),
           ("a write to a state that is a DTensor", "_arena", "[local] if shown is local else [local, shown]", "[local]",
            "test_a_sum_of_adagrad_that_is_written"),

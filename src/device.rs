@@ -92,8 +92,8 @@ pub trait Executor {
     fn place(&self) -> Place;
 
     /// Compares this rank's number with the numbers of the other ranks, and returns an error if they differ. Each rank
-    /// computes its number from the values that must be equal on all ranks. The default does nothing, because the
-    /// collectives of host ranks compare the number in every call.
+    /// computes its number from the values that must be equal on all ranks. The default does nothing, because each
+    /// collective of host ranks compares this number.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).

@@ -120,7 +120,7 @@ pub enum Error {
         other_rank: u32,
         /// The call of `other_rank`.
         theirs: String,
-        /// The fields of the calls that differ, for example "pass and length".
+        /// The names of the fields in which the two calls differ, for example "pass and length".
         differs: String,
     },
     /// Poisons: a rank began its next pass while other ranks still waited for this rank in the previous pass.
@@ -285,8 +285,8 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes a [`PeerLost`](Error::PeerLost) for a rank that sent an invalid `thing`. No rank of this version sends
-    /// such a `thing`.
+    /// Makes a [`PeerLost`](Error::PeerLost) for a rank that sent an invalid `thing`, which no rank of this version
+    /// sends.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }

@@ -3,8 +3,8 @@
 //!
 //! A stepper on this device has the same schedule and the same byte counts as a real stepper, and refuses the same
 //! calls. A laptop can therefore plan a thousand ranks. The ops of a stream run in order. No op runs before it was
-//! submitted. A `Wait` ends when the `Record` with its ticket has run. All ranks are assumed to take the same time, so
-//! the forecast computes only one rank.
+//! submitted. A `Wait` ends when the `Record` with its ticket has run. The forecast assumes that all ranks take the
+//! same time, so it computes the times of one rank only.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};

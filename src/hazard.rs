@@ -49,8 +49,8 @@ pub enum Hazard {
         /// The Wait's position in the list.
         at: usize,
     },
-    /// A Record of another stream's position, or of a position that is not after the stream's last Record. A Wait for
-    /// the recorded ticket would not wait for the ops that this ticket stands for.
+    /// A `Record` with a ticket of another stream, or with a tick that is not above that of its stream's previous
+    /// `Record`. A `Wait` for this ticket could end too early.
     MisplacedRecord {
         /// The Record's position in the list.
         at: usize,
@@ -87,7 +87,8 @@ impl Past {
     }
 }
 
-/// The last accesses to an interval of bytes: those that could conflict with a later access.
+/// The accesses to an interval of bytes with which a later access can conflict: the last write, and each stream's last
+/// read since that write.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     end: u64,
@@ -102,13 +103,14 @@ pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
     checker.hazards
 }
 
-/// Checks a list entry by entry. A clone continues from the same entries.
+/// Checks a list entry by entry. A clone has checked the same entries, and can then check others.
 #[derive(Clone)]
 pub struct Checker<'plan> {
     plan: &'plan Plan,
     states: usize,
     entries: usize,
-    /// The latest entry, if it is an op. `together` is the first entry that may share a launch with this op.
+    /// The latest entry, if it is an op. `together` is the index of the first entry in the list that may share a launch
+    /// with this op.
     latest: Option<Op>,
     together: usize,
     left_alone: Frozen,
@@ -200,9 +202,9 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Applies the caller's promise: the trainer's past accesses to this bucket happen before the stream's next op. The
-    /// past accesses include accesses to the host's memory, because the trainer's thread made them before it submitted
-    /// the `AwaitSum` op.
+    /// Notes the caller's promise that the trainer's past accesses to this bucket happen before the stream's next op.
+    /// The past accesses include accesses to the host's memory, because the trainer's thread made them before it
+    /// submitted the `AwaitSum` op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

@@ -1,8 +1,8 @@
 //! Waits for events that send no notification. A wait first polls without sleeping.
 //!
-//! NCCL calls, MPI calls and GPU events often complete within microseconds. A sleep takes longer, and would delay the
-//! trainer's thread once per bucket. A long wait sleeps between polls, and also checks whether the caller still needs
-//! the event.
+//! NCCL calls, MPI calls and GPU events often complete within microseconds. A sleep lasts tens of microseconds or more,
+//! and would delay the trainer's thread once per bucket. A long wait sleeps between polls, and also checks whether the
+//! caller still needs the event.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Clock for Wall {
 }
 
 /// Calls `look` until it returns an answer, and returns that answer. Returns `None` once the deadline has passed.
-/// Sleeps between calls only after the time `awake` has passed.
+/// Sleeps between calls only if the wait has already lasted for `awake`.
 ///
 /// # Errors
 /// The first error of `wanted` or of `look`. It ends the wait.

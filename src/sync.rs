@@ -64,7 +64,7 @@ impl Spin {
         is_early
     }
 
-    /// Pauses, and allows two reads. The two reads represent any number of reads, because shuttle has no clock.
+    /// Pauses, and allows two reads. Shuttle has no clock, so the two reads represent any number of reads.
     #[cfg(all(test, shuttle))]
     pub(crate) fn again(&mut self) -> bool {
         shuttle::thread::yield_now();

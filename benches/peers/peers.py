@@ -2,7 +2,7 @@
 
 Every round runs every candidate once, and ratios are taken within a round. The memory bus of a shared machine drifts
 from minute to minute. Results are compared before anything is timed. A peer that cannot be loaded is reported
-as SKIPPED. benches/README.md derives the columns.
+as SKIPPED. benches/README.md explains the columns.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def library():
 
 
 def values(count, device="cpu"):
-    """Gradients and parameters without zeros. They come from tables, so every device has the same bits."""
+    """Gradients and parameters without zeros. They come from tables, so they have the same bits on every device."""
     k = torch.arange(count, device=device)
     grads = (torch.arange(613).float() - 306.3) * 1e-2
     params = 0.5 + torch.arange(977).float() * 1e-3

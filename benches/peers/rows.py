@@ -1,5 +1,5 @@
-"""Writes a CSV file of figures that is complete at every moment, and finds a script's folder. This file needs no
-PyTorch.
+"""Writes figures to a CSV file that is complete at every moment, and finds the repository's folder and commit. This
+module needs no PyTorch.
 
 The file is written to another name and renamed after each change, so a run that is cut off leaves all its measurements.
 """

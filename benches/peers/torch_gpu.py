@@ -3,7 +3,7 @@
 Every round runs every candidate once, and ratios are taken within a round. Results are compared before anything is
 timed: instep's with the CPU's bits, PyTorch's with the formulas in f64. A wrong result gets a separate row, and the
 exit status is 1. A candidate that PyTorch refuses is reported as SKIPPED. After each round, the file has the medians of
-all rounds so far. benches/README.md derives the columns.
+all rounds so far. benches/README.md explains the columns.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def library():
 
 
 def candidates(optimizer, lib, stream, shape, device):
-    """The candidates' names, and functions that make them; instep comes first."""
+    """For each candidate's name, the function that makes the candidate. instep comes first."""
     plain = lambda **options: lambda params: make_torch(optimizer, params, **options)
     hook = lambda fused: lambda params: Functional(optimizer, params, fused)
     make = lambda divide, per_parameter, optimizer: lambda: Torch(*shape, device, divide, per_parameter, optimizer)
@@ -207,7 +207,7 @@ def far_off(got, wanted):
 
 
 def build(optimizer, lib, stream, shape, device, only):
-    """Returns instep, the candidates that PyTorch accepts, and the wrong results of their first steps."""
+    """Returns the candidates that can run here, instep among them, and the wrong results of their first steps."""
     period, made, wrong = cpu_bits(lib, OPTIMIZERS[optimizer]), {}, {}
     for name, make in candidates(optimizer, lib, stream, shape, device).items():
         if only and name != "instep" and not any(word in name for word in only):
@@ -256,7 +256,7 @@ def wall_sample(candidate, buckets):
 
 
 def device_sample(candidate, buckets, first, count, cycles):
-    """Seconds per bucket between two events. All the work is queued while a kernel sleeps."""
+    """Seconds per bucket between two events. A kernel of `cycles` cycles keeps the GPU busy while all the work is queued."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     torch.cuda.synchronize()
     if cycles:

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Driver:
-    """The calls of libcuda.so.1 that PyTorch would make."""
+    """Makes the calls to libcuda.so.1 that PyTorch would make."""
 
     def __init__(self):
         self.lib = ctypes.CDLL(os.environ["INSTEP_CUDA"])
@@ -91,7 +91,7 @@ class Stream:
 
 
 class Event:
-    """The host's clock. The CPU has finished when a call returns, so no event is ever late."""
+    """Reads the host's clock. `query` returns False, so no sample counts as queued too late."""
 
     def __init__(self, enable_timing):
         assert enable_timing

@@ -31,7 +31,7 @@
 // A kind of instep_scalar: a whole number, such as an epoch or a seed.
 #define INSTEP_INTEGER 1
 
-// A kind of instep_scalar that a load sets if the checkpoint has no number with the scalar's name.
+// A load sets an instep_scalar to this kind if the checkpoint has no number with the scalar's name.
 #define INSTEP_ABSENT 2
 
 // Element type: float, IEEE 754 binary32. In a field for an element type, 0 means the default that the field's comment
@@ -56,7 +56,7 @@
 // The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores bits 8 to 15 of the weight.
 #define INSTEP_MASTER_REMAINDER8 3
 
-// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
+// The stepper's clip applies to all groups with this value together. The default.
 #define INSTEP_GROUP_CLIP_TOGETHER 0
 
 // A group is clipped alone, by the exact norm of its own gradients. Refused in INSTEP_MODE_EAGER.
@@ -231,7 +231,7 @@ typedef struct {
 } instep_bucket;
 
 // The caller's tensors. These tensors are in the memory of the stepper's device. The layout and the precisions
-// determine their element types. All gradients of a bucket must have one type.
+// determine the tensors' element types. All gradients of a bucket must have one type.
 //
 // The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
 // after a call of instep_stepper_address with INSTEP_WRITE, until the parameter is handed over. The caller may read a
@@ -306,7 +306,7 @@ typedef struct {
   uint32_t clip;
   // Zero. Anything else is refused.
   uint32_t reserved;
-  // The largest norm of a group that is clipped alone. Otherwise 0.
+  // If the group is clipped alone, the norm to which its gradients are limited. Otherwise 0.
   double max_norm;
 } instep_group;
 
@@ -319,11 +319,12 @@ typedef struct {
   // CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
   int32_t optim_priority;
   // The stream (cudaStream_t or CUstream) of the caller's own work on a stepper's tensors, such as forward and
-  // backward. Null: the legacy default stream. Bucket steps and norms take a stream in each call, and ignore this
-  // stream.
+  // backward. Null: the legacy default stream. Bucket steps and norms ignore this field, because each of their calls
+  // takes a stream.
   void *compute_stream;
   // Largest number of thread blocks of a step. A step is divided into tiles of elements. 0: each block steps one
-  // tile if tiles move at least 38 KiB on average, and otherwise enough tiles to move about 224 KiB.
+  // tile if the step of a tile reads and writes at least 38 KiB on average, and otherwise so many tiles that the
+  // block reads and writes about 224 KiB.
   uint32_t max_blocks;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -368,9 +369,9 @@ typedef struct {
   const instep_cuda *cuda;
   // One number for each parameter in `params`. 0: the parameter is full. Any other number: the parameter is a shard
   // that consists of rows of a full parameter, and the number is the length of a row in elements. Null: all
-  // parameters are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit
-  // states, as in the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
-  // starts at a multiple of 256 elements.
+  // parameters are full. For each element, stochastic rounding and the block of 8-bit states are the same in a shard
+  // as in the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at
+  // a multiple of 256 elements.
   const uint64_t *row_elements;
   // One number for each parameter in `params`. For a shard, the number is the index of the shard's first element.
   // The index counts the elements of all full parameters of the model, one parameter after the other. For a full
@@ -419,7 +420,7 @@ typedef struct {
   instep_tensor scales[INSTEP_STATES_AT_MOST];
 } instep_tensors;
 
-// The factors that the gradients contain, and a clip coefficient. The step multiplies each gradient by clip /
+// Numbers by which a step divides the gradients, and a clip coefficient. The step multiplies each gradient by clip /
 // (world_size * loss_scale). A field that is 0 counts as 1.
 typedef struct {
   // sizeof(instep_scaling).
@@ -445,7 +446,8 @@ typedef struct {
 typedef struct {
   // The number's name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
   const char *name;
-  // INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
+  // INSTEP_NUMBER or INSTEP_INTEGER. A load changes this field to INSTEP_ABSENT if the file does not have the
+  // number.
   uint32_t kind;
   // Zero.
   uint32_t reserved;
@@ -533,7 +535,7 @@ typedef struct {
 
 // One collective call of one rank.
 typedef struct {
-  // The size of instep_call in the library. The size may be larger than in the caller's header.
+  // The size of instep_call in the library. This size may exceed the one in the caller's header.
   size_t size;
   // INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
   uint32_t kind;
@@ -618,7 +620,7 @@ typedef struct {
   uint32_t unused;
   // INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
   uint32_t clip;
-  // The largest norm, if `clip` is set. Gradients with a larger norm are clipped to this norm.
+  // If `clip` is set, gradients with a larger norm than this value are clipped to this value.
   double max_norm;
   // 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
   uint32_t skip_nonfinite;
@@ -735,7 +737,8 @@ extern "C" {
 #endif // __cplusplus
 
 // Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor except a released
-// gradient can be read. In a pass, only a parameter can be read, or a gradient that was written in that pass. `count`
+// gradient can be read. A pass can
+// read only parameters, and gradients that were written in that pass. `count`
 // is the number of elements of the tensor's parameter.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits for the last step of the
@@ -774,14 +777,16 @@ instep_status instep_stepper_address(instep_stepper *stepper,
                                      uint32_t *out_dtype);
 
 // Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
-// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses. `*out_is_recut` is
-// 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new. out_is_recut may be null.
-// States and step counts stay with their parameters. Copy each parameter's values to its new address before this call.
+// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses.
+// `*out_has_new_buckets` is 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new.
+// out_has_new_buckets may be null. With new buckets, ranks compare layouts, buckets and options. States and step
+// counts stay with their parameters. Copy each parameter's values to its new address before this call.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 // all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on
-// compute_stream after the call runs after all work that touches the old memory.
-instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_is_recut);
+// compute_stream after the call runs after all work that touches the old memory. With new buckets, the call waits for
+// all steps on a GPU too.
+instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_has_new_buckets);
 
 // Takes part in one pass as a rank that has run out of data. Repeat this call until `*out_goes_on` is 0, which means
 // that no rank had data and nothing was stepped. With INSTEP_INPUTS_EVEN the call is refused.
@@ -817,8 +822,8 @@ instep_status instep_bucket_step_create(const instep_bucket_step_options *option
 // written.
 //
 // If `norm` is not null, call instep_norm_decide on it first. The decision of that call then applies to the step, and
-// `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such as the
-// number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
+// `scaling` must be null. If `norm` is null, `scaling` gives the numbers by which the step divides the gradients, such
+// as the number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
 //
 // Any thread may call this function, but only one thread at a time may use the bucket step or the norm. `stream`
 // (cudaStream_t or CUstream) must belong to the bucket step's GPU, must stay valid until the step has ended, and must
@@ -956,9 +961,9 @@ instep_status instep_layout_free(instep_layout *layout);
 // Any thread may call this function.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. A null
-// `scaling` means that the gradients contain no factor. A clip in `scaling` is refused, because the norm decides the
-// clip.
+// Begins a new norm. `scaling` gives the numbers by which the norm and its steps divide the gradients, such as the
+// number of ranks. If `scaling` is null, they do not divide the gradients. A clip in `scaling` is refused, because the
+// norm decides the clip.
 //
 // Any thread may call this function, one thread at a time per norm. On a GPU, the work of each call on a norm is
 // enqueued on the `stream` of that call. This work runs after the work of the previous call on this norm, even if the
@@ -1009,8 +1014,8 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
 // Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 // parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-// reduced. The option `mode` decides when the bucket is stepped. After the last use is handed over, addresses of the
-// parameter and of its gradient are invalid.
+// reduced. The option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use,
+// its address and its gradient's address become invalid.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 // is 1. On a GPU, the sum and the step run after the work that is on compute_stream at the time of the call.
@@ -1047,7 +1052,8 @@ instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t 
 // that the bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
-// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the tensor's bucket.
+// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the step of the tensor's
+// bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
 // Abandons the pass. A bucket is launched when its sum and its step are enqueued on the device. The gradients of

@@ -133,29 +133,31 @@ pub unsafe extern "C" fn instep_stepper_address(
 }
 
 /// Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
-/// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses. `*out_is_recut` is
-/// 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new. out_is_recut may be null.
-/// States and step counts stay with their parameters. Copy each parameter's values to its new address before this call.
+/// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses.
+/// `*out_has_new_buckets` is 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new.
+/// out_has_new_buckets may be null. With new buckets, ranks compare layouts, buckets and options. States and step
+/// counts stay with their parameters. Copy each parameter's values to its new address before this call.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 /// all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on
-/// compute_stream after the call runs after all work that touches the old memory.
+/// compute_stream after the call runs after all work that touches the old memory. With new buckets, the call waits for
+/// all steps on a GPU too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,
     tensors: *const instep_memory,
-    out_is_recut: *mut u32,
+    out_has_new_buckets: *mut u32,
 ) -> instep_status {
     call(|| {
         // SAFETY: the caller meets the header's contract, here and below.
-        let out = unsafe { Out::optional(out_is_recut, "out_is_recut")? };
+        let out = unsafe { Out::optional(out_has_new_buckets, "out_has_new_buckets")? };
         STEPPERS.with(stepper, |training| {
             // SAFETY: the caller meets the header's contract.
-            let is_recut = unsafe {
+            let has_new_buckets = unsafe {
                 let borrowed = memory(tensors, &training.ids, &training.types)?;
                 on_any!(&mut training.engine, stepper => stepper.rebind(borrowed))?
             };
-            out.into_iter().for_each(|out| out.put(is_recut.into()));
+            out.into_iter().for_each(|out| out.put(has_new_buckets.into()));
             Ok(())
         })
     })

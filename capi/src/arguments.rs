@@ -58,7 +58,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     })
 }
 
-/// Reads a struct like [`read`], but returns `None` if `from` is null.
+/// Does the same as [`read`], but returns `None` if `from` is null.
 ///
 /// # Safety
 /// `from` meets the conditions of [`read`].
@@ -133,7 +133,7 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// Checks an address like [`new`](Self::new), but returns `None` if `place` is null.
+    /// Does the same as [`new`](Self::new), but returns `None` if `place` is null.
     ///
     /// # Safety
     /// `place` meets the conditions of [`new`](Self::new).

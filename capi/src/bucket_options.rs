@@ -58,9 +58,9 @@ pub struct instep_bucket_step_options {
     pub cuda: *const instep_cuda,
     /// One number for each parameter in `params`. 0: the parameter is full. Any other number: the parameter is a shard
     /// that consists of rows of a full parameter, and the number is the length of a row in elements. Null: all
-    /// parameters are full. The elements of a shard have the same stochastic rounding, and the same blocks of 8-bit
-    /// states, as in the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages
-    /// starts at a multiple of 256 elements.
+    /// parameters are full. For each element, stochastic rounding and the block of 8-bit states are the same in a shard
+    /// as in the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at
+    /// a multiple of 256 elements.
     pub row_elements: *const u64,
     /// One number for each parameter in `params`. For a shard, the number is the index of the shard's first element.
     /// The index counts the elements of all full parameters of the model, one parameter after the other. For a full
@@ -73,7 +73,7 @@ unsafe impl Growing for instep_bucket_step_options {
     const NAME: &'static str = "instep_bucket_step_options";
 }
 
-/// A bucket step, with the properties that calls look up.
+/// A bucket step, and the facts about it that the C functions need.
 pub(crate) struct Step {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
@@ -88,7 +88,7 @@ pub(crate) enum Engine {
     Cuda(Box<BucketStep<OnGpu>>),
 }
 
-/// Evaluates an expression on a bucket step, on the host or on a GPU.
+/// Evaluates the same expression for a bucket step on the host and for a bucket step on a GPU.
 macro_rules! on_any {
     ($engine:expr, $step:ident => $body:expr) => {
         match $engine {

@@ -49,8 +49,8 @@ pub unsafe extern "C" fn instep_bucket_step_create(
 /// written.
 ///
 /// If `norm` is not null, call instep_norm_decide on it first. The decision of that call then applies to the step, and
-/// `scaling` must be null. If `norm` is null, `scaling` gives the factors that the gradients contain, such as the
-/// number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
+/// `scaling` must be null. If `norm` is null, `scaling` gives the numbers by which the step divides the gradients, such
+/// as the number of ranks. If `norm` and `scaling` are both null, the step uses the gradients as they are.
 ///
 /// Any thread may call this function, but only one thread at a time may use the bucket step or the norm. `stream`
 /// (cudaStream_t or CUstream) must belong to the bucket step's GPU, must stay valid until the step has ended, and must

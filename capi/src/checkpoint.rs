@@ -17,7 +17,7 @@ use crate::stepper::{STEPPERS, instep_stepper, on_any};
 pub const INSTEP_NUMBER: u32 = 0;
 /// A kind of instep_scalar: a whole number, such as an epoch or a seed.
 pub const INSTEP_INTEGER: u32 = 1;
-/// A kind of instep_scalar that a load sets if the checkpoint has no number with the scalar's name.
+/// A load sets an instep_scalar to this kind if the checkpoint has no number with the scalar's name.
 pub const INSTEP_ABSENT: u32 = 2;
 
 /// A named number of the caller, such as the epoch. A checkpoint stores such numbers together with the stepper's
@@ -27,7 +27,8 @@ pub const INSTEP_ABSENT: u32 = 2;
 pub struct instep_scalar {
     /// The number's name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
     pub name: *const c_char,
-    /// INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
+    /// INSTEP_NUMBER or INSTEP_INTEGER. A load changes this field to INSTEP_ABSENT if the file does not have the
+    /// number.
     pub kind: u32,
     /// Zero.
     pub reserved: u32,

@@ -23,7 +23,7 @@ pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
 /// The bf16 parameter is the upper 16 bits of an f32 weight. A remainder stores bits 8 to 15 of the weight.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
-/// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
+/// The stepper's clip applies to all groups with this value together. The default.
 pub const INSTEP_GROUP_CLIP_TOGETHER: u32 = 0;
 /// A group is clipped alone, by the exact norm of its own gradients. Refused in INSTEP_MODE_EAGER.
 pub const INSTEP_GROUP_CLIP_ALONE: u32 = 1;

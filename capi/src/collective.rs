@@ -19,7 +19,7 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_call {
-    /// The size of instep_call in the library. The size may be larger than in the caller's header.
+    /// The size of instep_call in the library. This size may exceed the one in the caller's header.
     pub size: usize,
     /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
     pub kind: u32,

@@ -1,5 +1,5 @@
-//! The entry of every function that returns a status. This module refuses calls in forked children and in callbacks,
-//! catches panics, and stores the last error.
+//! Runs the body of every function that returns a status. This module refuses calls in forked children and in
+//! callbacks, catches panics, and stores the last error.
 //!
 //! [`call`] turns a panic into a status, so no panic reaches C.
 #![allow(unsafe_code)]

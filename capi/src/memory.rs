@@ -30,7 +30,7 @@ pub struct instep_bucket {
 }
 
 /// The caller's tensors. These tensors are in the memory of the stepper's device. The layout and the precisions
-/// determine their element types. All gradients of a bucket must have one type.
+/// determine the tensors' element types. All gradients of a bucket must have one type.
 ///
 /// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
 /// after a call of instep_stepper_address with INSTEP_WRITE, until the parameter is handed over. The caller may read a

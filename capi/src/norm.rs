@@ -72,9 +72,9 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` gives the factors that all gradients contain, such as the number of ranks. A null
-/// `scaling` means that the gradients contain no factor. A clip in `scaling` is refused, because the norm decides the
-/// clip.
+/// Begins a new norm. `scaling` gives the numbers by which the norm and its steps divide the gradients, such as the
+/// number of ranks. If `scaling` is null, they do not divide the gradients. A clip in `scaling` is refused, because the
+/// norm decides the clip.
 ///
 /// Any thread may call this function, one thread at a time per norm. On a GPU, the work of each call on a norm is
 /// enqueued on the `stream` of that call. This work runs after the work of the previous call on this norm, even if the

@@ -32,7 +32,7 @@ pub struct instep_group {
     pub clip: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
-    /// The largest norm of a group that is clipped alone. Otherwise 0.
+    /// If the group is clipped alone, the norm to which its gradients are limited. Otherwise 0.
     pub max_norm: f64,
 }
 
@@ -74,11 +74,12 @@ pub struct instep_cuda {
     /// CUDA priority of the stream on which a stepper's steps run. A lower number is a higher priority.
     pub optim_priority: i32,
     /// The stream (cudaStream_t or CUstream) of the caller's own work on a stepper's tensors, such as forward and
-    /// backward. Null: the legacy default stream. Bucket steps and norms take a stream in each call, and ignore this
-    /// stream.
+    /// backward. Null: the legacy default stream. Bucket steps and norms ignore this field, because each of their calls
+    /// takes a stream.
     pub compute_stream: *mut c_void,
     /// Largest number of thread blocks of a step. A step is divided into tiles of elements. 0: each block steps one
-    /// tile if tiles move at least 38 KiB on average, and otherwise enough tiles to move about 224 KiB.
+    /// tile if the step of a tile reads and writes at least 38 KiB on average, and otherwise so many tiles that the
+    /// block reads and writes about 224 KiB.
     pub max_blocks: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,
@@ -95,7 +96,8 @@ pub(crate) struct Groups {
     pub(crate) precision: Precision,
     pub(crate) optimizers: Vec<(String, Box<dyn Optimizer>)>,
     pub(crate) precisions: Vec<(String, Precision)>,
-    /// The groups that are clipped alone, with their largest norms, and the groups that are not clipped, with `None`.
+    /// The groups that are clipped alone, each with the limit of its norm, and the groups that are not clipped, with
+    /// `None`.
     pub(crate) clips: Vec<(String, Option<f64>)>,
 }
 

@@ -50,8 +50,8 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 
 /// Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 /// parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-/// reduced. The option `mode` decides when the bucket is stepped. After the last use is handed over, addresses of the
-/// parameter and of its gradient are invalid.
+/// reduced. The option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use,
+/// its address and its gradient's address become invalid.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 /// is 1. On a GPU, the sum and the step run after the work that is on compute_stream at the time of the call.
@@ -143,7 +143,8 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
 /// that the bucket's sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
-/// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the tensor's bucket.
+/// is 1. Otherwise steps overlap with later work, and the next access to a tensor waits for the step of the tensor's
+/// bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {

@@ -100,7 +100,7 @@ impl Fault {
         Fault { status, text: text.to_string() }
     }
 
-    /// Makes the fault for a wrong argument. Its text is `<thing>: <what is wrong>; <what to do>`.
+    /// Returns a fault that reports a wrong argument. Its text is `<thing>: <what is wrong>; <what to do>`.
     pub(crate) fn argument(
         thing: &str,
         wrong: impl std::fmt::Display,

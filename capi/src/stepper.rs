@@ -27,7 +27,7 @@ pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
 
-/// A stepper, with the properties that calls look up.
+/// A stepper, and the facts about it that the C functions need.
 pub(crate) struct Training {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
@@ -44,7 +44,7 @@ pub(crate) enum Engine {
     Cuda(Box<Stepper<CudaDevice>>),
 }
 
-/// Evaluates an expression on a stepper, on the host or on a GPU.
+/// Evaluates the same expression for a stepper on the host and for a stepper on a GPU.
 macro_rules! on_any {
     ($engine:expr, $stepper:ident => $body:expr) => {
         match $engine {

@@ -72,7 +72,7 @@ pub struct instep_stepper_options {
     pub unused: u32,
     /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
     pub clip: u32,
-    /// The largest norm, if `clip` is set. Gradients with a larger norm are clipped to this norm.
+    /// If `clip` is set, gradients with a larger norm than this value are clipped to this value.
     pub max_norm: f64,
     /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
     pub skip_nonfinite: u32,

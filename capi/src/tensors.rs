@@ -1,4 +1,4 @@
-//! The tensors of one step, and the factors that its gradients contain.
+//! The tensors of one step, and the numbers by which the step divides the gradients.
 //!
 //! The library compares lengths with the bucket's length before it uses an address. The library cannot check that the
 //! memory at the address has that length.
@@ -66,7 +66,7 @@ unsafe impl Growing for instep_tensors {
     const NAME: &'static str = "instep_tensors";
 }
 
-/// The factors that the gradients contain, and a clip coefficient. The step multiplies each gradient by clip /
+/// Numbers by which a step divides the gradients, and a clip coefficient. The step multiplies each gradient by clip /
 /// (world_size * loss_scale). A field that is 0 counts as 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ unsafe impl Growing for instep_scaling {
     const NAME: &'static str = "instep_scaling";
 }
 
-/// Returns one kind of tensor, if it was given.
+/// Returns a tensor, or `None` if the caller did not give it.
 ///
 /// # Safety
 /// The addresses meet instep.h's contract during `'a`.
@@ -112,7 +112,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     }
 }
 
-/// Returns one kind of tensor that every step needs. The tensor may be missing if the bucket has no elements.
+/// Returns a tensor that every step needs. The caller may omit the tensor if the bucket has no elements.
 ///
 /// # Safety
 /// The conditions of [`lent`] hold.

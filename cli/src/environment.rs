@@ -4,7 +4,7 @@
 
 use strsim::osa_distance;
 
-/// Every variable that a program reads at run time. Variables of builds and tests are not listed.
+/// Every variable that a program reads at run time. The variables that only builds or tests read are not listed.
 const KNOWN: [&str; 10] = [
     "INSTEP_BENCH_KERNELS",
     "INSTEP_CUDA",

@@ -1,9 +1,10 @@
 """Compares `instep replay` with torch.optim in f64, for groups, clipping, states resumed from a checkpoint, and bf16
 parameters.
 
-torch has neither Lion nor LAMB, so algorithm 2 of their papers is in this file (Lion) and in tests/numerics/papers.py
-(LAMB). Lion's steps are signs, and rounding may flip a sign if the average is close to zero. Such an element is counted,
-and is no longer compared. Rprop's signs come from gradients in the file, and no rounding changes these gradients.
+torch has neither Lion nor LAMB, so algorithm 2 of their papers is in this file (Lion) and in tests/numerics/papers.py (LAMB).
+Lion's steps are signs, and rounding may flip a sign if the average is close to zero. The comparison leaves such an element
+out, and the output counts these elements. Rprop's signs come from gradients in the file, and no rounding changes these
+gradients.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 numpy safetensors
     cargo build --release && venv/bin/python cli/tests/against_torch.py target/release/instep
@@ -183,7 +184,9 @@ def ratio_to_bound(have, want, undecided):
 
 
 def with_masters(binary, config, params, gradients, folder):
-    """Runs the case again on bf16 gradients, in f32 and twice with bf16 parameters; returns the distance from torch."""
+    """Runs the case on bf16 gradients: once in f32, and twice with bf16 parameters. Returns
+    the f32 run's ratio to the bound.
+    """
     gradients = [{name: in_bf16(value) for name, value in step.items()} for step in gradients]
     tensors = {**{f"param.{name}": value for name, value in params.items()}, **named(gradients)}
     plain, _ = replay(binary, config, tensors, {}, folder)

@@ -31,7 +31,7 @@ fn gradient(pass: u64, param: usize) -> Vec<f32> {
     values.into_iter().map(|value| DType::BF16.round(value)).collect()
 }
 
-/// Gradients of passes, with the shapes that the checkpoint has.
+/// Returns the gradients of these passes, with the shapes of the checkpoint's parameters.
 fn gradients(passes: std::ops::Range<u64>) -> Content {
     let first = passes.start;
     passes.fold(Content::default(), |content, pass| {

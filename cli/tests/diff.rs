@@ -1,7 +1,7 @@
 //! `instep diff`: exit codes, distances, and the report of every kind of difference.
 //!
-//! These tests compare the JSON and the exit status, because scripts read them. In the text, they compare only the
-//! parts that a reader looks for.
+//! These tests compare the JSON and the exit status, because scripts read them. Of the printed text, these tests
+//! compare only the parts that a reader looks for.
 
 use instep::DType;
 use serde_json::{Value, json};
@@ -110,7 +110,7 @@ fn files_that_cannot_be_read_are_refused() {
     assert_refused(&folder.run(&["diff", "A", "."]), "regular file");
 }
 
-/// Returns whether `diff` accepts `a` in place of `b`. The elements before and after `a` and `b` are equal.
+/// Returns whether `diff` accepts `a` in place of `b`. The compared tensors are `[1, a, 2]` and `[1, b, 2]`.
 fn accepts(tolerance: &[&str], a: f32, b: f32) -> bool {
     let (status, report, text) = diff_within(&one(&[1.0, a, 2.0]), &one(&[1.0, b, 2.0]), tolerance);
     assert_eq!(report["within"], json!(status == Some(0)), "{text}");

@@ -127,7 +127,8 @@ fn the_header_names_machine_and_build_in_both_forms() {
     assert_eq!(report["quick"], true);
 }
 
-/// Returns the number of rows of a table. The announcement, the indented lines after it, and the head do not count.
+/// Returns the number of rows of a table. The line that announces the bench, the indented lines after it, and the lines
+/// of the head are not rows.
 fn rows_of(table: &str, heads: usize) -> usize {
     table.lines().skip(1).filter(|line| !line.starts_with("  ")).count() - heads
 }

@@ -1,6 +1,6 @@
 //! `instep info`: documented keys, reasons, and the refusal of every bad variable.
 //!
-//! The tests must give the same result on every machine: nothing here depends on its CPU or its number of cores.
+//! The tests must give the same result on every machine, with any CPU and any number of cores.
 
 use serde_json::Value;
 

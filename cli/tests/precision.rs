@@ -56,7 +56,8 @@ fn spelled(precision: &Precision) -> String {
     )
 }
 
-/// Returns tensors with values that their types represent exactly, stored as f32 or in these types.
+/// Returns an input with values that the types of `precision` represent exactly. The tensors are stored in these types
+/// if `in_own_types` is true, and in f32 otherwise.
 fn exact(precision: &Precision, frozen: Option<&str>, in_own_types: bool) -> Content {
     let mut content = input(&PARAMS, PASSES);
     if let Some(frozen) = frozen {

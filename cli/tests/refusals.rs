@@ -1,6 +1,6 @@
 //! Checks every refusal: one line names the cause, the status is 2, and the output is neither created nor changed.
 //!
-//! Each row is a configuration or an input with one fault, made from a pair without faults.
+//! Each row puts one fault into a valid configuration or a valid input.
 
 use crate::support::{Content, Folder, assert_refused, input};
 

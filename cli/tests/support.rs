@@ -1,4 +1,4 @@
-//! A folder with a configuration and an input, and the command run in it.
+//! Makes a folder with a configuration and an input, and runs the command in this folder.
 //!
 //! This file must write and read tensor files only with the `safetensors` crate.
 
@@ -210,8 +210,8 @@ pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
     content
 }
 
-/// Returns options of a group, each as JSON after a comma. Each option changes one field of the optimizer from its
-/// default.
+/// Returns options of a parameter group, each as a JSON member that begins with a comma. Each option changes one field
+/// of the optimizer from its default.
 pub(crate) fn changed_options(descriptor: &Descriptor) -> Vec<String> {
     let changed = |field: &Field| {
         let mut optimizer = descriptor.build();

@@ -85,7 +85,7 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// Starts the sequence of random numbers of a seed.
+    /// Starts the sequence of random numbers for a seed.
     pub(crate) fn new(seed: u64) -> Random {
         Random { state: seed }
     }

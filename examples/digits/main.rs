@@ -56,7 +56,8 @@ pub(crate) struct Flags {
     /// the same shards [default: all ranks form one group]. Both runs add up the gradients of each group first.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
-    /// Step on separate copies in the host's memory (offload). The run for comparison makes its steps in place.
+    /// Copy gradients to other host memory, step there, and copy parameters back (offload). The run for comparison
+    /// makes its steps in place.
     #[arg(long)]
     offload: bool,
     /// Types of parameters, gradients and states.

@@ -33,7 +33,7 @@ pub(crate) struct Layer {
 pub(crate) struct Tape {
     /// The inputs of each layer, and the outputs of the last layer.
     values: Vec<Vec<f32>>,
-    /// Derivatives of the loss with respect to the outputs (before ReLU) of the next layer in backward.
+    /// Derivatives of the loss with respect to the outputs (before ReLU) of the layer that backward processes next.
     errors: Vec<f32>,
     input_errors: Vec<f32>,
     /// One row of a gradient, before it is rounded to the stored type.
@@ -111,7 +111,7 @@ impl Layer {
         self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.unshard(bucket))
     }
 
-    /// Reshards the layer's parameters until they are needed again.
+    /// Reshards the layer's parameters after the layer's forward.
     fn reshard(&self, stepper: &mut Stepper) -> Result<()> {
         self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.reshard(bucket))
     }
@@ -209,7 +209,7 @@ fn add_scaled<T: Element>(sums: &mut [f32], factor: f32, values: &[T]) {
     sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value.to_f32());
 }
 
-/// Returns the scalar product, in 16 partial sums. A single sum could not be vectorised without changing its bits.
+/// Computes the scalar product in 16 partial sums. A single sum could not be vectorised without changing its bits.
 fn multiply_and_sum<T: Element>(left: &[T], right: &[f32]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<16>(), right.as_chunks::<16>());
     let mut sums = [0.0; 16];

@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Makes the progress of a training that has not started.
+    /// Makes the progress display of a training that has not started.
     pub(crate) fn new(flags: &Flags, mode: Mode) -> Progress {
         let mode = name(mode);
         let bar = ProgressBar::new(u64::from(flags.epochs)).with_prefix(mode.clone());

@@ -27,7 +27,7 @@ const LEAVING: u8 = 4; // the sender makes no more calls
 
 type Frame = (u8, Vec<u8>);
 
-/// The largest time for sending the reason why a group has ended.
+/// The time limit for sending the reason why a group has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A rank reads at most this many bytes of the reason why a group has ended.
 const MOST_WORDS: u64 = 1024;
@@ -262,7 +262,7 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Stores the first failure. Sends this failure to all peers, unless it is a mismatch or a left pass. Rank 0
+    /// Stores the first failure. Sends this failure to all peers, unless the error is `Mismatch` or `LeftPass`. Rank 0
     /// therefore passes on the failures that it receives. A separate thread sends, because a peer that does not read
     /// would block an abort.
     fn fail(self: &Arc<Shared>, error: Error) -> Error {
@@ -288,8 +288,7 @@ impl Shared {
     }
 
     /// Sends a frame to all peers. If a frame cannot be sent, its connection is closed. Otherwise the peer would read
-    /// the next frame as the rest of this frame. The calls that wait for the frame detect that the connection has
-    /// ended.
+    /// the next frame as the rest of this frame. The peer's calls that wait for frames then fail.
     fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
         for (_, stream) in &self.peers {
             let stream = lock(stream);

@@ -1,8 +1,8 @@
 //! AdamW in f64, and a bound on the rounding errors of an AdamW in f32 with the same gradients.
 //!
 //! A running error analysis computes, to first order, the largest error of each value in an f32 computation. The bound
-//! holds whether an implementation computes moments as averages or as sums of products, and weight decay as a factor or
-//! as a difference.
+//! holds for moments computed as averages or as sums of products, and for weight decay applied as a factor or as a
+//! difference.
 
 /// The unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
@@ -15,7 +15,7 @@ pub(crate) struct AdamW {
     pub(crate) betas: (f64, f64),
     pub(crate) eps: f64,
     pub(crate) weight_decay: f64,
-    /// Whether the powers of the betas are computed in f32 too.
+    /// Whether the powers of the betas are computed in f32 instead of f64.
     pub(crate) has_f32_powers: bool,
 }
 
@@ -27,7 +27,7 @@ struct Value {
 }
 
 impl Value {
-    /// Returns the moving average after `term` is added. `given` is the number of rounded operations that computed
+    /// Returns the moving average after `term` is added. `given` is the number of roundings in the computation of
     /// `term`.
     fn averaged(self, term: f64, beta: f64, given: f64) -> Value {
         let at = beta * self.at + (1.0 - beta) * term;

@@ -12,7 +12,7 @@ pub(crate) fn width() -> usize {
     std::env::args().nth(1).map_or(1024, |text| text.parse().expect("the width is a whole number"))
 }
 
-/// Returns the time of a call.
+/// Calls `step`, and returns how long the call took.
 pub(crate) fn timed(step: impl FnOnce()) -> Duration {
     let start = Instant::now();
     step();

@@ -14,7 +14,7 @@ use instep::{
 /// The number of elements of an 8-bit state that share one scale.
 const BLOCK: usize = 256;
 
-/// An optimizer of instep, and the other options of its steps.
+/// An optimizer of instep, and the options of its steps.
 #[derive(Clone, Debug)]
 pub struct Config {
     optimizer: Box<dyn Optimizer>,
@@ -31,17 +31,17 @@ pub enum Error {
     /// instep refuses a hyperparameter, an option or a tensor.
     #[error(transparent)]
     Step(#[from] instep::Error),
-    /// A parameter or its gradient cannot be stepped here.
+    /// A parameter, a gradient, the module or the optimizer cannot be used.
     #[error("{thing}: {wrong}; {remedy}")]
     Tensor {
-        /// The parameter.
+        /// What cannot be used.
         thing: String,
         /// What is wrong.
         wrong: String,
         /// How to avoid the error.
         remedy: &'static str,
     },
-    /// A loaded state does not fit the model and the optimizer.
+    /// A loaded state does not fit the model or the optimizer.
     #[error("state `{name}`: {wrong}; load what the same model and the same options have saved")]
     State {
         /// The tensor's name in the loaded state.
@@ -55,7 +55,7 @@ pub enum Error {
 }
 
 impl Config {
-    /// Makes a configuration from an optimizer: [`instep::AdamW`], or any other optimizer that runs kernels.
+    /// Makes a configuration from an optimizer: [`instep::AdamW`], or any other except [`instep::optim::Custom`].
     pub fn new(optimizer: impl Optimizer + 'static) -> Config {
         let optimizer = Box::new(optimizer);
         Config { optimizer, max_norm: None, skip_nonfinite: false, is_eight_bit: false, threads: None }
@@ -110,7 +110,7 @@ pub(crate) struct Model {
     step: BucketStep,
     ids: Vec<ParamId>,
     names: Vec<String>,
-    /// The range of each parameter's elements in the states.
+    /// The index range of each parameter's elements in a state's array.
     places: Vec<Range<usize>>,
     states: Vec<(&'static str, Values)>,
     norm: Option<GradNorm>,
@@ -284,7 +284,7 @@ impl Model {
         Ok(())
     }
 
-    /// Sets all step counts or none.
+    /// Sets all step counts, or leaves all of them unchanged if one is refused.
     fn set_counts(&mut self, counts: &[Count]) -> Result<(), Error> {
         let before = (0..counts.len()).map(|k| self.count(k)).collect::<Result<Vec<_>, _>>()?;
         let mut set =
@@ -293,7 +293,7 @@ impl Model {
     }
 }
 
-/// Returns the range of the scales of a parameter's elements.
+/// Converts an index range of elements to the index range of their scales.
 fn blocks(at: &Range<usize>) -> Range<usize> {
     at.start / BLOCK..at.end.div_ceil(BLOCK)
 }

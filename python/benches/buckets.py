@@ -1,4 +1,5 @@
-"""Times the work after the sum of one bucket: PyTorch's overlapped optimizer, its variants, and instep, in one process.
+"""Times the work that follows the all-reduce of one bucket: PyTorch's overlapped optimizer, its variants, and instep, in
+one process.
 
     python python/benches/buckets.py [--rounds 31] [--threads 1] [--device cuda]
 

@@ -50,7 +50,7 @@ def corpus() -> tuple[Tensor, Tensor]:
 
 
 def pieces(text: Tensor, count: int, context: int, numbers: torch.Generator) -> Tensor:
-    """Pieces of a text, one byte longer than the context."""
+    """Returns `count` random pieces of a text, each with `context + 1` bytes."""
     starts = torch.randint(len(text) - context - 1, (count,), generator=numbers)
     return torch.stack([text[start : start + context + 1] for start in starts])
 
@@ -84,9 +84,7 @@ def trained(name: str, seed: int, asked: argparse.Namespace) -> list[tuple[int, 
 
 
 def draw(curves: dict[str, list[list[tuple[int, float]]]], title: str) -> str:
-    """Draws a line for each format, the mean over seeds, and a band from the smallest to the largest value of the
-    reference.
-    """
+    """Draws the mean over seeds as a line for each format, and the range over seeds as a band for the reference."""
     values = [loss for all_seeds in curves.values() for curve in all_seeds for _, loss in curve]
     low, high = min(values), max(values)
     steps = [step for step, _ in next(iter(curves.values()))[0]]

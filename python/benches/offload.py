@@ -20,8 +20,9 @@ still shows how much time the order of work exposes, but not the speed of the ke
 
     torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 
-With `--fsdp`, layers are units of `fully_shard` with CPUOffloadPolicy over gloo, and "after backward" is FSDP2 itself with
-a step after it. Gathers and sums are part of the pass without an optimizer, so a plan counts them as the GPU's work.
+With `--fsdp`, each layer is a unit of `fully_shard` with CPUOffloadPolicy over gloo, and "after backward" is a pass of FSDP2
+followed by one fused step. Gathers and sums are part of the pass without an optimizer, so a plan counts them as the GPU's
+work.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python python/examples/offload.py [--device cuda]
 
 Without a GPU, the device is simulated, and refuses to allocate more than 40 MB. Parameters, gradients and activations
-fit into 40 MB, but optimizer states do not fit in addition.
+fit into 40 MB, but only without the optimizer states.
 """
 
 import argparse

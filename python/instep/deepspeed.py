@@ -47,8 +47,8 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Makes an optimizer. Of these arguments, later steps use only ``adamw_mode``, because each step receives the
-        numbers again.
+        """Makes an optimizer. Later steps use only ``adamw_mode`` of these arguments, because each step receives its own
+        hyperparameters.
         """
         self._created[optimizer_id] = lr, beta1, beta2, eps, weight_decay, adamw_mode
         if self._own is not None:

@@ -1,7 +1,7 @@
 //! Reads addresses, factors and formats from Python's arguments.
 //!
-//! If PyTorch has a format, the format has PyTorch's name here. An unknown name is refused, and the error lists the
-//! known names.
+//! A format that PyTorch also has is named as in PyTorch. An unknown name is refused, and the error lists the known
+//! names.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -100,8 +100,8 @@ impl Bound {
     }
 }
 
-/// Reads one row of the vector of counts and of the vector of carried numbers. Returns `None` in place of a number if
-/// the vector has the address 0.
+/// Reads a parameter's count and carried number, each at the index `row` of its vector. Returns `None` in place of a
+/// number if its vector has the address 0.
 ///
 /// # Safety
 /// A vector with an address other than 0 has this row, and nothing else touches the vector.

@@ -58,7 +58,7 @@ impl Norm {
     }
 
     /// Returns the address of the sum's limbs and the address of the largest magnitude. The caller may combine the
-    /// limbs and the magnitude over ranks. On a GPU, `stream` waits for the norm's last call.
+    /// limbs and the magnitude over ranks. On a GPU, `stream` first waits for the work of earlier calls with this norm.
     fn sum(&self, stream: usize) -> PyResult<(usize, usize)> {
         match &mut *self.lock()? {
             Block::Host(norm) => {

@@ -10,8 +10,8 @@ use pyo3::types::PyDict;
 use crate::errors::raised;
 
 /// An optimizer's descriptor as a Python tuple. The tuple has the name, the key, the hyperparameters with their
-/// defaults, and the name of the carried number. It also has the hyperparameter that requires f32 states, whether norms
-/// of full parameters scale the update, and the source.
+/// defaults, and the name of the carried number. It also has the name of the hyperparameter that requires f32 states, a
+/// flag that is true if norms of full parameters scale the update, and the optimizer's source.
 type Described = (
     &'static str,
     String,

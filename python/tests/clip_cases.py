@@ -76,8 +76,7 @@ def registered(kind: str, model: nn.Module, **options: Any) -> tuple[nn.Module, 
 
 
 def trained(rank: int, world: int, kind: str, max_norm: Optional[float]) -> None:
-    """The optimizer gives the same bits as one ordinary optimizer per clip, before and after a hyperparameter changes.
-    """
+    """The optimizer gives the same bits as one ordinary optimizer per clip, before and after a hyperparameter changes."""
     ours, stepped = registered(kind, model_of(world), max_norm=max_norm, lr=0.1)
     theirs = model_of(world)
     theirs = DistributedDataParallel(theirs) if kind == "ddp" else theirs if kind == "offload" else shard(theirs)

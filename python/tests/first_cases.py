@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from state_cases import TORCH, whole
+from state_cases import TORCH, full
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -82,7 +82,7 @@ class Side:
         if self.entry == "fsdp1":
             with FullyShardedDataParallel.summon_full_params(self.model):
                 return [param.detach().clone() for param in self.net.parameters()]
-        return [whole(param) for param in self.net.parameters()]
+        return [full(param) for param in self.net.parameters()]
 
     def go_on_from(self, other: "Side") -> None:
         """Copies the values and the states of another `Side`, through the optimizers' own state dicts."""

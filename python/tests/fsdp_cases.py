@@ -69,8 +69,7 @@ def wrap(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object) -> None:
-    """Asserts that shards differ by at most ``units`` units in the last place of their largest value (at least 0.01).
-    """
+    """Asserts that shards differ by at most ``units`` units in the last place of their largest value (at least 0.01)."""
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         p, q = shard_of(p), shard_of(q)
         if p.numel():

@@ -73,7 +73,7 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
     (model(torch.randn(4, 300, dtype=dtype)).float().pow(2).sum() * (rank == 0)).backward()
 
 
-def whole(value: Tensor) -> Tensor:
+def full(value: Tensor) -> Tensor:
     """Returns the full tensor. A conversion is needed, because gloo cannot send unsigned 16-bit integers."""
     if not isinstance(value, DTensor):
         return value
@@ -88,7 +88,7 @@ def digest(model: nn.Module, stepped: Any) -> str:
     found = hashlib.sha256()
     for param in model.parameters():
         for name, value in [("", param.detach()), *sorted(stepped.state[param].items())]:
-            found.update(name.encode() + whole(value).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+            found.update(name.encode() + full(value).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -231,6 +231,6 @@ def other_blocks(rank: int, world: int) -> None:
         optimizer.step()
         other.step()
         for param, whole_param in zip(cut, plain):
-            assert torch.equal(whole(param.detach()), whole_param.detach())
+            assert torch.equal(full(param.detach()), whole_param.detach())
             for name in ("exp_avg", "exp_avg_sq"):
-                assert torch.equal(whole(other.state[param][name]), optimizer.state[whole_param][name]), name
+                assert torch.equal(full(other.state[param][name]), optimizer.state[whole_param][name]), name

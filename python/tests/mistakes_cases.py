@@ -464,8 +464,7 @@ def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> 
 
 
 class WithOwn(nn.Module):
-    """A module that has its own parameter, like a class token, and a child module with a parameter of the same shape.
-    """
+    """A module that has its own parameter, like a class token, and a child module with a parameter of the same shape."""
 
     def __init__(self) -> None:
         super().__init__()

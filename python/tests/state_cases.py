@@ -46,13 +46,13 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> N
         optimizer.step()
 
 
-def whole(value: Tensor) -> Tensor:
+def full(value: Tensor) -> Tensor:
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
 
 
 def assert_alike(net: nn.Module, other: nn.Module) -> None:
     for p, q in zip(net.parameters(), other.parameters()):
-        torch.testing.assert_close(whole(p), whole(q), rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(full(p), full(q), rtol=1e-5, atol=2e-6)
 
 
 def make(side: str, params: Any, key: str, options: dict[str, Any]) -> torch.optim.Optimizer:
@@ -126,7 +126,7 @@ def checkpoint(
     for state in optimizer_state["state"].values():
         assert float(state.get("step", numbers[1])) == numbers[1]
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=save)
-    return [whole(param) for param in net.parameters()]
+    return [full(param) for param in net.parameters()]
 
 
 class Scaled(nn.Module):
@@ -194,11 +194,11 @@ def entries(rank: int, world: int, entry: str, key: str) -> None:
         net.zero_grad()
         wanted.zero_grad()
         for mine, his in zip(net.parameters(), other.parameters()):
-            torch.testing.assert_close(whole(mine), his.detach(), rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(full(mine), his.detach(), rtol=1e-5, atol=2e-6)
             held = owner(mine).state[mine]
             assert float(held["step"]) == float(wanted.state[his]["step"])
             for name, value in wanted.state[his].items():
-                torch.testing.assert_close(whole(held[name]), value, rtol=1e-5, atol=2e-6, check_dtype=False)
+                torch.testing.assert_close(full(held[name]), value, rtol=1e-5, atol=2e-6, check_dtype=False)
 
     # Before the first step.
     maker = Scaled()
@@ -232,7 +232,7 @@ def issue(rank: int, world: int, entry: str) -> None:
     for one in optimizers if entry == "after" else ():
         one.step()
     for param in net.parameters():
-        torch.testing.assert_close(whole(param), torch.full(param.shape, 0.9926), rtol=0, atol=5e-5)
+        torch.testing.assert_close(full(param), torch.full(param.shape, 0.9926), rtol=0, atol=5e-5)
     assert all(held["step"] == 6 for one in optimizers for held in one.state.values())
 
 
@@ -246,7 +246,7 @@ def first_sums(rank: int, world: int, entry: str) -> None:
     for number, value in ((1, 1 - 0.1 / 5**0.5), (2, 1 - 0.1 / 5**0.5 - 0.1 / 6**0.5)):
         pass_over(net, optimizers, entry, 1.0)
         for param in net.parameters():
-            torch.testing.assert_close(whole(param), torch.full(param.shape, value))
+            torch.testing.assert_close(full(param), torch.full(param.shape, value))
         assert all(held["step"] == number for one in optimizers for held in one.state.values() if held["sum"].numel() > 0)
 
 
@@ -279,7 +279,7 @@ def other_weights(rank: int, world: int, entry: str, master: str) -> None:
         def stays(value: float, net: nn.Module, optimizers: list[Any]) -> None:
             pass_over(net, optimizers, entry, 0.0)
             for param in net.parameters():
-                assert torch.equal(whole(param), torch.full(param.shape, value, dtype=torch.bfloat16)), (key, value, param)
+                assert torch.equal(full(param), torch.full(param.shape, value, dtype=torch.bfloat16)), (key, value, param)
 
         saved = [copy.deepcopy(one.state_dict()) for one in optimizers]
         again, others = entered(entry, key, options, torch.bfloat16)

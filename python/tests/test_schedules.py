@@ -1,5 +1,4 @@
-"""Compares FusedOptimizer with torch's optimizer under PyTorch's schedulers and weight averaging. The tests take 6 s.
-"""
+"""Compares FusedOptimizer with torch's optimizer under PyTorch's schedulers and weight averaging. The tests take 6 s."""
 
 import copy
 import gc

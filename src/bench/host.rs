@@ -1,6 +1,6 @@
 //! Steps of single buckets on the host, and loops that move as many bytes as these steps.
 //!
-//! A step is one call of [`BucketStep::step`], as in a user's program. The tensors of all steps have the layout of a
+//! A step is one call of [`BucketStep::step`], as in a user's program. The tensors of all steps have the layout of one
 //! plan. This file only runs the steps, and the benches time them. A call with the wrong element type is refused, so no
 //! safe call touches bytes outside the launcher's memory.
 #![allow(unsafe_code)]
@@ -87,7 +87,7 @@ impl Launcher {
         &self.plan
     }
 
-    /// Returns the elements of `memory` in all buckets, padding included.
+    /// Returns a slice of the elements of `memory` in all buckets, padding included.
     ///
     /// # Panics
     /// Panics if the optimizer does not have this state, or if `memory` has no elements or elements other than f32.
@@ -100,7 +100,7 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
     }
 
-    /// Returns the bytes of `memory` in one bucket, padding included.
+    /// Returns a slice of the bytes of `memory` in one bucket, padding included.
     ///
     /// # Panics
     /// Panics if the optimizer does not have this state, or if `memory` has no elements.
@@ -187,10 +187,11 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Moves as many bytes as `rounds` steps of these buckets. The loop's only arithmetic is one multiplication and
-    /// additions that change no value. The loop has two variants, with and without prefetches. The faster variant is
-    /// the upper limit for the speed of a step. Each thread moves its own contiguous part of each bucket. Each thread
-    /// is started once for all rounds, so during the rounds a thread waits only for memory.
+    /// Moves as many bytes as `rounds` steps of these buckets. The loop only multiplies each gradient by 0
+    /// and adds the product to the parameter and to each state, so no value changes. The loop has two variants, with
+    /// and without prefetches. The faster variant is the upper limit for the speed of a step. Each thread moves its own
+    /// contiguous part of each bucket. Each thread is started once for all rounds, so during the rounds a thread waits
+    /// only for memory.
     ///
     /// # Errors
     /// Returns `Config` if parameters, gradients or states are not f32, because the loop reads and writes only f32.

@@ -200,7 +200,7 @@ impl Load {
         self.launch_backward(kind, gradient)
     }
 
-    /// Launches backward of one parameter in a pass without a stepper.
+    /// Launches the backward kernel of one parameter in a pass without a stepper.
     ///
     /// # Errors
     /// `Device` if the driver refuses a call.

@@ -1,8 +1,8 @@
 //! Runs launches of single buckets without a schedule, and runs other work at the same time as steps. Benches time
 //! both.
 //!
-//! This module is not part of the documented interface. A bench runs the same code as a user: `BucketStep` on the host,
-//! and the ops of a device on a GPU. This module must add no work to a launch.
+//! This module is not part of the documented interface. A bench runs the same code as a user's program: `BucketStep`
+//! on the host, and the device's ops on a GPU. This module must add no work to a launch.
 
 mod gpu;
 mod host;
@@ -30,7 +30,7 @@ pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Mark, Sample, Times, Trainer, Work};
 
 /// Returns the event at which the clock of a stepper's ops starts, or `None` if the stepper does not record the times
-/// of its ops. With this event, a bench can time the trainer's stream on the same clock.
+/// of its ops. With this event, a bench can time the trainer's stream on the clock of the ops.
 pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
     stepper.clock_zero()
 }

@@ -151,9 +151,9 @@ pub struct Trainer {
 pub enum Mark {
     /// The time before backward.
     Start,
-    /// The time after backward's last kernel.
+    /// The time at which backward's last kernel ends.
     BackwardEnd,
-    /// The time at which every parameter may be read.
+    /// The time from which every parameter may be read.
     End,
 }
 

@@ -68,9 +68,9 @@ impl BucketStepBuilder {
 /// Lends cudarc slices. The slices must be on the step's GPU, and in the context that the step uses.
 ///
 /// cudarc orders the uses of a slice by two events, unless the slice's context has only one stream or does not track
-/// events. These events add driver calls to a step. A slice that is written adds two waits before the step and one
-/// event record after it. A slice that is only read adds one wait and one event record. If you lend an address instead
-/// ([`Lent::at_len`]), no calls are added, but you must order all uses of the memory yourself.
+/// events. These events add driver calls to a step. A slice that the step writes needs two waits before the step and
+/// one event record after it. A slice that the step only reads needs one wait and one event record. If you lend an
+/// address instead ([`Lent::at_len`]), no calls are added, but you must order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a cudarc slice that a step may write. `stream` is the stream on which the step is enqueued.
@@ -148,7 +148,7 @@ impl BucketStep<OnGpu> {
     /// - In this call or an earlier one, the parameters have more than 24 combinations of step count, hyperparameters
     ///   and action.
     ///
-    /// Returns at once, with two exceptions. The calling thread waits if it is eight steps ahead of the GPU. If each
+    /// Returns at once, except in two cases. The calling thread waits if it is eight steps ahead of the GPU. If each
     /// parameter or each gradient has its own address, every change of these addresses is copied to the GPU. The
     /// calling thread waits at a third change if the GPU has not copied the first change yet.
     ///

@@ -1,7 +1,7 @@
 //! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
-//! A step first calls the kernels once to compute its scalars. The step then makes one launch for each kind of
-//! optimizer, or two launches for LAMB. A step allocates nothing.
+//! A step first makes one call that computes its scalars. The step then makes one launch for each kind of optimizer, or
+//! two launches for LAMB. A step allocates nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -184,7 +184,7 @@ impl BucketStep {
     /// # Errors
     /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, or if the bucket was not added to
     /// the norm. If [`GradNorm::sum`] was called, a bucket that was added to another norm is accepted too. Also returns
-    /// `Order` if the bucket has been stepped since it was added, with or without this norm.
+    /// `Order` if the bucket has been stepped, with or without this norm, since it was added.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;

@@ -1,7 +1,7 @@
 //! Steps one bucket immediately, without a stepper. The fused launch works on the caller's memory.
 //!
-//! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
-//! launches and gives the same bits. A call checks all its arguments before it writes anything.
+//! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A bucket step runs the
+//! same launches as a stepper, and gives the same bits. A call checks all its arguments before it writes anything.
 
 mod builder;
 mod element;

@@ -131,7 +131,7 @@ impl GradNorm {
         Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
-    /// Begins a new norm. `scaling` must have the factors of all gradients that will be added.
+    /// Begins a new norm. The norm divides every added gradient by the factors in `scaling`.
     ///
     /// # Errors
     /// `Config` if `scaling` has a factor out of range, an unaligned address or a clip coefficient.
@@ -207,7 +207,7 @@ impl GradNorm<NormOnGpu> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::of(cuda)?)))
     }
 
-    /// Enqueues the beginning of a new norm. `scaling` must have the factors of all gradients that will be added.
+    /// Enqueues the beginning of a new norm. The norm divides every added gradient by the factors in `scaling`.
     ///
     /// # Ordering
     /// The launch runs on the stream. The work of all calls on this norm runs in the order of the calls, even if the
@@ -250,8 +250,8 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns the addresses of the sum so far. You may enqueue your own work that combines the sums of all ranks, as
-    /// [`NormSum`] describes.
+    /// Returns the addresses of the sum's limbs and of the largest magnitude so far. You may enqueue your own work that
+    /// combines the sums of all ranks, as [`NormSum`] describes.
     ///
     /// # Ordering
     /// The stream waits for the work of the norm's previous call. Enqueue the decision on the same stream, so that it

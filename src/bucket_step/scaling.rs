@@ -1,4 +1,4 @@
-//! The factors that a bucket's gradients contain. A step divides the gradients by these factors.
+//! The factors by which a step scales a bucket's gradients: world size, loss scale and clip.
 //!
 //! All factors are first combined into one f32 factor, as in a stepper's passes. A bucket step therefore gives the same
 //! bits as a stepper.
@@ -8,7 +8,8 @@ use std::ptr;
 use crate::error::{Error, Result};
 use crate::handle::Address;
 
-/// The factors that a bucket's gradients contain. A step multiplies each gradient by clip / (world size * loss scale).
+/// The factors by which a step scales a bucket's gradients. A step multiplies each gradient by clip / (world size *
+/// loss scale).
 ///
 /// ```
 /// use instep::Scaling;
@@ -32,7 +33,7 @@ impl Scaling {
     pub const NONE: Scaling =
         Scaling { world_size: 1, loss_scale: 1.0, clip: 1.0, grad_scale: None, found_inf: None };
 
-    /// Returns the factors of gradients that are sums over `world_size` ranks. The step divides the gradients by
+    /// Returns the `Scaling` for gradients that are sums over `world_size` ranks. The step divides the gradients by
     /// `world_size`.
     pub fn mean(world_size: u32) -> Scaling {
         Scaling { world_size, ..Scaling::NONE }

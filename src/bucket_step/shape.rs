@@ -49,8 +49,8 @@ struct Extent {
     /// The parameter's index in the bucket's list.
     place: usize,
     start: u64,
-    /// Number of elements of the parameter and of its gradient. `state_len` is the number of elements in each state,
-    /// and in each other tensor with the layout of the states.
+    /// Number of elements of the parameter and of its gradient. `state_len` is the number of elements of each state,
+    /// and of every tensor that has the states' layout.
     len: u64,
     state_len: u64,
 }
@@ -65,8 +65,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list.
-    /// `states` has a label for each state. Errors use the label as the state's name.
+    /// Returns the `Shape` for the tensors of a plan. `places` has the index of each segment's parameter in the
+    /// bucket's list. `states` has a label for each state. Errors use the label as the state's name.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);

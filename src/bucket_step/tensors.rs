@@ -206,11 +206,11 @@ impl<'a> Lent<'a> {
     /// Lends the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// The following conditions hold until the work of each call that gets the address has ended. The address is
-    /// aligned to an element and is in the memory of the step's device. The memory at the address contains all elements
-    /// of the tensor, in the type that the step's precision sets. Elements that the call reads are initialised. Nothing
-    /// else accesses the elements that the call accesses, and no other tensor of the call overlaps them. (If two runs
-    /// that cover the whole bucket overlap, the call refuses them.)
+    /// The following conditions hold until the work of every call with this address has ended. The address is aligned
+    /// to an element and is in the memory of the step's device. The memory at the address contains all elements of the
+    /// tensor, in the type that the step's precision sets. Elements that the call reads are initialised. Nothing else
+    /// accesses the elements that the call accesses, and no other tensor of the call overlaps them. (If two runs that
+    /// cover the whole bucket overlap, the call refuses them.)
     pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
@@ -308,8 +308,8 @@ impl<'a> StepTensors<'a> {
         }
     }
 
-    /// Returns the kinds of tensors that were added besides parameters and gradients. If more states were added than
-    /// any optimizer has, the surplus is returned as one state.
+    /// Returns the kinds of tensors that were added besides parameters and gradients. If more states or scales were
+    /// added than any optimizer has, the result contains one state that no optimizer has.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
@@ -355,7 +355,7 @@ impl<'a> StepTensors<'a> {
         StepTensors { master: Some(master), ..self }
     }
 
-    /// Adds the parameters' copy in another type. A step writes the copy and never reads it.
+    /// Adds the memory for a copy of the parameters in another type. A step writes the copy and never reads it.
     pub fn copy(self, copy: Lent<'a>) -> StepTensors<'a> {
         StepTensors { copy: Some(copy), ..self }
     }
@@ -385,8 +385,8 @@ impl Scaling {
     /// as 0.
     ///
     /// # Safety
-    /// Each address is null, or is valid in the memory of the step's device until the work of each call that gets the
-    /// address has ended. Until then, nothing writes to the address. The calls refuse an unaligned address.
+    /// Each address is null or points to memory of the step's device. This memory stays valid, and nothing writes to
+    /// it, until the work of every call with this `Scaling` has ended. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::partial::{Partial, numbered, remove_leftovers};
 use crate::error::{Error, Result};
 
-/// The largest number of symbolic links in a chain. A path with more links is refused, as on Linux.
+/// The largest number of symbolic links in a chain, as on Linux. A longer chain is refused.
 const MAX_LINKS: usize = 40;
 
 /// The file-system calls that replace a file. A test implements this trait to record the order of the calls. This order

@@ -8,7 +8,7 @@
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
 //! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, even with
 //! stochastic rounding. A stepper of another precision resumes from the same values. If a type of the loading stepper
-//! has fewer bits, values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
+//! has fewer bits than a value needs, the value is rounded to nearest (in f16, a value beyond 65504 becomes infinite).
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
@@ -26,10 +26,10 @@
 //! A parameter's name may have dots, but a state's name has none. A key is therefore split at its last dot. The file
 //! has no gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that
 //! loads a file keeps its own settings. If a run has [changed](Stepper::set_hyper) its settings, set them again after a
-//! load. If the stepper keeps moving averages and the file has none, the averages start as the loaded parameters. If
-//! the file has averages and the stepper keeps none, the load is refused. [Copies](crate::StepperBuilder::copy_params)
-//! are not saved. A load does not change a parameter's copy. The next update writes the copy. [`export`] writes only
-//! the parameters, in their own types.
+//! load. If the stepper keeps moving averages and the file has none, the load sets the averages to the loaded
+//! parameters. If the file has averages and the stepper keeps none, the load is refused.
+//! [Copies](crate::StepperBuilder::copy_params) are not saved. A load does not change a parameter's copy. The next
+//! update writes the copy. [`export`] writes only the parameters, in their own types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -60,8 +60,8 @@
 mod extras;
 mod file;
 mod keys;
+mod late_errors;
 mod partial;
-mod patient;
 mod plain;
 mod plan;
 mod restore;
@@ -87,7 +87,7 @@ use std::path::Path;
 use crate::device::Device;
 use crate::error::Result;
 use crate::stepper::Stepper;
-use patient::Patient;
+use late_errors::LateErrors;
 use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
@@ -101,8 +101,8 @@ use safetensors::{Data, Header, inside};
 /// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
 /// flushed to disk and renamed, and then the folder is flushed. A hidden file that remains after a killed run is never
 /// read. The next save to the same path removes that hidden file. After a day, any save into the same folder also
-/// removes it. Two processes must not save to one path at the same time. Otherwise one save may fail, and the file of
-/// either process may remain.
+/// removes it. Two processes must not save to one path at the same time. Otherwise one save may fail, and the
+/// checkpoint may be that of either process.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
@@ -140,7 +140,7 @@ fn save_file<D: Device>(
     let mut has_gathered = false;
     let outcome = replace(path, |file| {
         has_gathered = true;
-        write(&mut Patient::new(file, is_shared))
+        write(&mut LateErrors::new(file, is_shared))
     });
     if is_shared && !has_gathered {
         // The other ranks wait for this rank's parts, so this rank sends them even after an error. Only the error of
@@ -184,10 +184,10 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
     write::write(stepper, extras, out)
 }
 
-/// Loads a checkpoint. Writes parameters, states, step counts and the stepper's own scalars to the stepper. Returns the
-/// other scalars and the texts. Every rank must load the same file, because states are never broadcast. If a rank
-/// loaded another file or no file, the next collective that [compares ranks](Stepper::set_lr) returns `Mismatch`. The
-/// next pass broadcasts the parameters of rank 0.
+/// Loads a checkpoint into a stepper: parameters, states, moving averages, step counts and the stepper's own scalars.
+/// Returns the other scalars and the texts. Every rank must load the same file, because states are never broadcast. If
+/// a rank loaded another file or no file, the next collective that [compares ranks](Stepper::set_lr) returns
+/// `Mismatch`. The next pass broadcasts the parameters of rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. The second reading checks each
 /// tensor again before it writes the tensor to the stepper. Nothing in the stepper changes before the whole file has

@@ -119,7 +119,7 @@ fn stem(name: &OsStr) -> OsString {
     OsString::from(format!("{}{hash}", &text[..end]))
 }
 
-/// Returns the NAME in a partial file's name, or `None` if this is not the name of a partial file.
+/// Returns the NAME in a partial file's name, or `None` if `found` is not the name of a partial file.
 fn target(found: &[u8]) -> Option<&[u8]> {
     let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;

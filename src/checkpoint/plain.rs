@@ -102,11 +102,11 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 
 /// Loads parameters from a safetensors file in which each tensor has the name of its parameter. [`export`] and
 /// PyTorch's `save_file(model.state_dict())` write such files. States and step counts do not change. Moving averages
-/// start as the loaded parameters. Every rank may load the file, but the next pass broadcasts the parameters of rank 0
-/// to every rank.
+/// are set to the loaded parameters. Every rank may load the file, but the next pass broadcasts the parameters of rank
+/// 0 to every rank.
 ///
 /// For a parameter of any type, values may be F32, F16 or BF16. F64 is accepted if f32 represents every value exactly.
-/// If the parameter's type has fewer bits, values are rounded to nearest.
+/// If the parameter's type has fewer bits than a value needs, the value is rounded to nearest.
 ///
 /// # Ordering
 /// Ordering as for [`load`](super::load).

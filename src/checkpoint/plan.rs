@@ -141,7 +141,8 @@ impl<'h> Count<'h> {
     }
 }
 
-/// Checks the tensor of a number that an optimizer carries. The tensor must be F32 or F64 and must have one element.
+/// Checks the tensor in which a file stores the number that an optimizer carries. The tensor must be F32 or F64 and
+/// must have one element.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     require_one(from, "save the product as one number")

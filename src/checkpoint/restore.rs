@@ -61,7 +61,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     for from in &plan.scalars {
         scalars.extend(stored(&mut source, *from, scalar)?.map(|scalar| (from.0.to_owned(), scalar)));
     }
-    let own_scalars = Own::take(stepper, &mut scalars)?;
+    let own_scalars = OwnScalars::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
     for (id, optimizer, count, carried) in counts {
@@ -90,16 +90,16 @@ pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>
 }
 
 /// The stepper's scalars in a checkpoint.
-pub(super) struct Own {
+pub(super) struct OwnScalars {
     scaler: Option<ScalerState>,
     schedule_step: Option<u64>,
     previous_norm: Option<f64>,
 }
 
-impl Own {
+impl OwnScalars {
     /// Finds the stepper's scalars in `scalars`. The type and the value of each scalar must be valid for the scalar's
     /// name.
-    pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
+    pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<OwnScalars> {
         let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
             Some(Scalar::F64(number)) => Ok(Some(*number)),
@@ -127,12 +127,12 @@ impl Own {
             (Some(_), None) => return Err(missing(GROWTH_TRACKER)),
             (None, Some(_)) => return Err(missing(SCALE)),
         };
-        Ok(Own { scaler, schedule_step, previous_norm })
+        Ok(OwnScalars { scaler, schedule_step, previous_norm })
     }
 
     /// Removes from `scalars` the entries that the stepper uses and accepts, and returns these entries.
-    fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
-        let mut own = Own::of(scalars)?;
+    fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<OwnScalars> {
+        let mut own = OwnScalars::of(scalars)?;
         if let Some(state) = own.scaler {
             own.scaler = stepper.accepts_scaler_state(state)?.then_some(state);
         }
@@ -239,7 +239,7 @@ fn read<R: Read + Seek>(
     source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
 }
 
-/// Reads a tensor of one number. [`Plan`] has checked that the tensor has one element.
+/// Reads the number that a tensor stores. [`Plan`] has checked that the tensor has one element.
 fn stored<R: Read + Seek, T>(
     source: &mut Verified<R>,
     (key, tensor): Named<'_>,

@@ -133,13 +133,13 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
     });
     // If this rank failed before its first message, this message is its first. If the group has failed, no rank
     // receives the message.
-    let told = broadcast_start(stepper, outcome.clone().map(|()| Start::default()));
-    outcome.and(told.map(drop))
+    let sent = broadcast_start(stepper, outcome.clone().map(|()| Start::default()));
+    outcome.and(sent.map(drop))
 }
 
 /// Makes the collective calls of a rank that is not rank 0.
 fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
-    let start = hear(stepper)?;
+    let start = receive(stepper)?;
     let mut own = Ok(Vec::new());
     if stepper.is_of_first_group() {
         own = tensors(stepper).and_then(|tensors| {
@@ -150,7 +150,7 @@ fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
         });
         stepper.gather_messages(&report(&own))?;
     }
-    let end = hear(stepper);
+    let end = receive(stepper);
     own.and(end.map(drop))
 }
 
@@ -237,7 +237,7 @@ fn broadcast_start<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Resu
 }
 
 /// Receives rank 0's message.
-fn hear<D: Device>(stepper: &Stepper<D>) -> Result<Start> {
+fn receive<D: Device>(stepper: &Stepper<D>) -> Result<Start> {
     let mut word = [0; WORD_BYTES];
     stepper.broadcast_message(&mut word)?;
     let (front, text) = word.split_at(WORD_FRONT_BYTES);

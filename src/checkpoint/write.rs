@@ -11,7 +11,7 @@ use super::keys::{
     CHECKSUMS, EMA, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, VERSION, VERSION_KEY,
 };
 use super::plan::{Part, carried_key, counted};
-use super::restore::Own;
+use super::restore::OwnScalars;
 use super::safetensors::{Dtype, Entry, header, write_values};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -173,7 +173,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Returns an error for extras that a load would mistake for data of the stepper, or would refuse.
+/// Returns an error for extras that a load would refuse, or would mistake for data of the stepper.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,
@@ -190,7 +190,7 @@ fn refuse_reserved<D: Device>(
         return Err(Error::config("scalars", name, why, "use another name"));
     }
     // Scalars that another stepper would write itself are allowed if their types and values are valid for that stepper.
-    if Own::of(&extras.scalars).is_err() {
+    if OwnScalars::of(&extras.scalars).is_err() {
         let names = [SCALE, GROWTH_TRACKER, PREVIOUS_NORM].into_iter();
         let names: Vec<&str> = names.filter(|name| extras.scalars.contains_key(*name)).collect();
         let wrong = "checkpoints use this name themselves, and no load takes this value";

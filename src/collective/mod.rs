@@ -130,9 +130,9 @@ pub trait Collective: Send + Sync {
     }
 
     /// Compares a number with the numbers of the other ranks, and returns an error if they differ. A stepper on a GPU
-    /// makes this call when it is built, and in a pass that broadcasts written parameters. Without this comparison,
-    /// ranks that differ might hang in a later call. Ranks that are threads of one process need no such call, because
-    /// they compare the key of every call.
+    /// makes this call when it is built, when it rebuilds its buckets, and at the start of a pass (except the first) if
+    /// a parameter was written since the last pass began. Without this comparison, ranks that differ might hang in a
+    /// later call. Ranks that are threads of one process need no such call, because they compare the key of every call.
     ///
     /// # Errors
     /// `Mismatch` if the numbers differ, `PeerLost` if a rank is gone, `Deadline` if a rank is late.

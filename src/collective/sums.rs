@@ -34,8 +34,8 @@ use crate::handle::Place;
 /// the pass.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
-/// Layout, options, learning rates, and the sets of frozen and unused parameters must be equal too. Otherwise the
-/// ranks' parameters diverge.
+/// Layout, options, learning rates, and the sets of frozen and unused parameters must also be equal on all ranks.
+/// Otherwise the ranks' parameters diverge.
 ///
 /// ```
 /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
@@ -78,7 +78,7 @@ impl<C: Collective + 'static> From<C> for Sums {
     }
 }
 
-/// Converts a collective that is chosen at run time.
+/// Converts a boxed collective, for a caller that chooses the collective at run time.
 impl From<Box<dyn Collective>> for Sums {
     fn from(comm: Box<dyn Collective>) -> Sums {
         Sums { comm: comm.into(), are_by_caller: false }

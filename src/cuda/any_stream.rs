@@ -17,7 +17,7 @@ pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// The object's name in errors.
     what: &'static str,
-    /// The object. Other files may access only parts of the object that no work on the GPU reads.
+    /// The object. Code in other files must not access parts of the object that work on the GPU reads.
     pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
@@ -25,7 +25,8 @@ pub(crate) struct AnyStream<T> {
 
 struct LastUse {
     event: Event,
-    /// True if the event after the last work could not be recorded. The end of that work is then unknown.
+    /// True if the event that marks the end of the last work could not be recorded. The end of that work is then
+    /// unknown.
     is_lost: bool,
     own: OwnedStream,
 }
@@ -79,8 +80,8 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to the host in the same order as [`copy`](Self::copy). A failure of this copy is not sticky, because the
-    /// copy changes nothing on the GPU.
+    /// Calls `work`, which copies to the host on the object's own stream, after all work of the object. A failure of
+    /// this copy is not sticky, because the copy changes nothing on the GPU.
     pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let _entered = Entered::new(&*self.driver)?;

@@ -1,4 +1,4 @@
-//! Copies the trainer's own tensors to memory of another type, on the trainer's stream of a GPU.
+//! Converts the trainer's own tensors to another element type, on the trainer's stream of a GPU.
 //!
 //! A stepper converts its own tensors inside its steps. This file converts the inputs and outputs of a forward pass,
 //! which belong to no stepper.
@@ -16,8 +16,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 
-/// A kernel that copies values to memory of another type. The values are inputs or outputs of a forward pass with a
-/// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy).
+/// A kernel that copies values and converts them to another element type. The values are inputs or outputs of a forward
+/// pass with a [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy).
 ///
 /// ```no_run
 /// use instep::cuda::{CastKernel, Cuda};

@@ -22,7 +22,7 @@ impl CudaDevice {
         let mut ranges = Vec::new();
         let mut add = |(address, bytes), kind: Kind| ranges.push(Range::new(address, bytes, kind));
         for op in ops {
-            op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
+            op.accesses(&self.plan, self.assignment.state_count(), &self.certainly_frozen(), &mut |access| {
                 let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
                 if let (None, Some(at)) = (regions.find(span), unsharded.find(span)) {
                     return add((at.addr(), span.bytes()), kind);
@@ -51,17 +51,17 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// Returns the segments that are frozen in this pass. In a capture, returns no segments, because each replay has
-    /// its own settings and may step any segment.
-    fn frozen(&self) -> Frozen {
+    /// Returns the segments that no run of these ops steps: the segments that are frozen in this pass. In a capture,
+    /// returns no segments, because each replay has its own settings and may step any segment.
+    fn certainly_frozen(&self) -> Frozen {
         if self.is_capturing {
             return Frozen::default();
         }
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the addresses of the caller's loss scale and skip flag. Each address is returned only if the span
-    /// includes its field.
+    /// Returns the addresses of the caller's loss scale and skip flag. An address is `None` if the span does not
+    /// include the bytes that stand for its value.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

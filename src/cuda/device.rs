@@ -49,7 +49,7 @@ pub struct CudaDevice {
     pub(crate) timing: Option<Timing>,
     pub(crate) streams: Streams,
     pub(super) is_capturing: bool,
-    /// The streams that have joined the latest capture by a wait.
+    /// The streams that a wait has added to the latest capture.
     pub(super) forked: [bool; STREAMS],
     /// For each stream, the latest position that was recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],

@@ -1,11 +1,11 @@
 //! Implements `Executor` and `Device` for a GPU. The rest of the crate uses a GPU through these traits.
 //!
-//! `Device::wait` makes the trainer's stream wait, not the host. A read of data blocks the host until the trainer's
-//! stream has finished its work and the copy. Every call makes the device current. Once the device has failed, no call
+//! `Device::wait` makes the trainer's stream wait, not the host. A read of data makes the host wait for the work on the
+//! trainer's stream, and then for the copy. Every call makes the device current. Once the device has failed, no call
 //! does further work. If the caller's tensors move to other addresses, the arguments of launches change on the host,
 //! and tables of tiles change on the optim stream. The host need not wait for launches that read the old addresses.
-//! Each of these launches has its own copy of its arguments, and the optim stream changes a table only after the
-//! launch.
+//! Each of these launches has its own copy of its arguments, and the optim stream changes the launch's table only after
+//! the launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -279,7 +279,7 @@ impl CudaDevice {
         refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
-    /// Computes the tiles of all steps again, because the host has no copy of them until a parameter moves.
+    /// Computes the tiles of all steps again. Until a parameter moves, only the GPU has the tiles.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
         let (plan, regions) = (&self.plan, &self.engine.memory.regions);

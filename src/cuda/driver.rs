@@ -1,10 +1,10 @@
 //! A trait with one method for each driver call that a device makes.
 //!
 //! Two types implement the trait: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs
-//! the kernels on the CPU. The tests also have a software GPU, but the stand-in works without feature `cuda` and
-//! without nvcc. With the stand-in, a test can make one call fail or one event stall. Such tests take seconds instead
-//! of a minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes
-//! and arguments come from the caller.
+//! the kernels on the CPU. The tests also have a software GPU, which needs feature `cuda` and nvcc. The stand-in needs
+//! neither. With the stand-in, a test can make one call fail or one event stall. Such tests take seconds instead of a
+//! minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes and
+//! arguments come from the caller.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_void};
@@ -91,7 +91,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// Returns the place of the memory at an address.
+    /// Returns where the memory at an address is: on the host, or on which GPU.
     ///
     /// # Errors
     /// `Device` if the driver does not know the address.

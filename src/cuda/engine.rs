@@ -1,9 +1,9 @@
 //! The parts that a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all
 //! kernels except the step kernels.
 //!
-//! An update that does not begin on the host begins with one launch. This launch applies the current settings to the
-//! records and derives the update's scalars. The engine's owner decides when and on which stream the launches run, and
-//! when the memory may be freed.
+//! If the host does not begin an update (`given.rs`), the GPU begins it with one launch. This launch applies the
+//! current settings to the records and derives the update's scalars. The engine's owner decides when and on which
+//! stream the launches run, and when the memory may be freed.
 #![allow(unsafe_code)]
 
 use std::ptr;

@@ -84,8 +84,8 @@ impl Unsharded {
     }
 
     /// Returns the size of `memory` in bytes, as if all its sharded buckets were full. The shard of a bucket that is
-    /// full now counts twice, because it is stored in two places. The stepper subtracts the bytes that are not on this
-    /// GPU now.
+    /// full now counts twice, because it is stored in two places. From this size, the stepper subtracts the bytes that
+    /// are not on this GPU now.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -101,14 +101,13 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether the GPU has memory of this bucket only while the bucket is full. If so, the host has the bucket's
-/// shard.
+/// Returns whether the GPU has no memory for this bucket except while the bucket is full. If so, the host has the
+/// bucket's shard.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }
 
-/// Returns the spans of the shards in `memory`. The result does not include buckets that the GPU has only while they
-/// are full.
+/// Returns the spans of the shards in `memory`, except shards that are on the host.
 fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
     let here = plan.buckets().iter().filter(|bucket| !is_resharded(bucket, plan));
     here.map(move |bucket| Span::shard(memory, bucket))
@@ -119,7 +118,7 @@ pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
 }
 
 /// Returns the addresses of the shards in `memory`. The shards are stored in `arena` one after the other, each at a
-/// multiple of 256 elements. The result does not include buckets that the GPU has only while they are full.
+/// multiple of 256 elements. The result omits shards that are on the host.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address();
     let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);

@@ -1,9 +1,9 @@
 //! Runs a bucket's Begin on the host, and passes the results in the arguments of the step's launch. A step then needs
 //! no separate launch for Begin.
 //!
-//! The host counts updates until the first call that it cannot count. Such a call depends on a decision of the GPU (by
-//! a norm or a scaler), or its records differ too much to fit into an argument. A copy on the stream then moves the
-//! counts to the GPU, and from then on the GPU counts.
+//! The host counts updates until the first call that it cannot count. The host cannot count a call if only the GPU
+//! knows whether to step (because of a norm or a scaler), or if the records of the call differ too much to fit into an
+//! argument. A copy on the stream then moves the counts to the GPU, which counts all later updates.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(super) struct HostRecords {
 
 impl HostRecords {
     /// Makes the records for a step's launches. Returns `None` if there are too many records, or if the step has
-    /// several rounds. Also returns `None` if a launch needs values of control memory that are in no record, or if the
-    /// CPU kernels fail their self-test.
+    /// several rounds. Also returns `None` if a launch needs parts of control memory besides the records, or if the CPU
+    /// kernels fail their self-test.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
@@ -155,8 +155,8 @@ impl HostRecords {
     }
 }
 
-/// Returns a copy of a record, with zeros in the fields that a launch does not read. If the launch does not step the
-/// segment, it reads only the action.
+/// Returns a copy of a record, with zeros in the fields that a launch does not read. A launch that does not step the
+/// segment reads only the record's action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
     if record.action == INSTEP_ACTION_STEP {

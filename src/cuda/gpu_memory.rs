@@ -1,5 +1,5 @@
-//! A stepper's memory on the GPU: arenas, tiles and the initial control records. If steps are offloaded, this file also
-//! has the stepper's memory on the host.
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records. This file also manages an offloaded
+//! stepper's memory on the host.
 //!
 //! Allocations are stream-ordered, so freeing memory does not wait and does not affect a running kernel. Addresses
 //! leave this module only through `Regions`, which checks them. With offload, the host's control memory is page-locked.
@@ -26,8 +26,8 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// The code that requests an address. A rank's shard of a full bucket is stored in two places: ops access the shard's
-/// own memory, and the trainer accesses the full bucket.
+/// Whether an op or the trainer requests an address. A rank's shard of a full bucket is stored in two places: ops
+/// access the shard's own memory, and the trainer accesses the full bucket.
 #[derive(Clone, Copy)]
 pub(super) enum Reader {
     Op,

@@ -23,7 +23,7 @@ pub struct CapturedPass {
     /// This field keeps the plan alive, so no later plan can get the same address.
     owner: Arc<Plan>,
     bindings: u64,
-    /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
+    /// Keeps open the communicators that the graph's calls use. This field is dropped after the graph.
     holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 

@@ -22,9 +22,9 @@ use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
 /// If tiles move at least this many bytes on average, each block of a step processes one tile. A full tile reaches this
-/// size if a step moves at least 19 bytes per element. Most optimizers in f32 move more. Each parameter's last tile is
-/// shorter, and lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks that
-/// run at the same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
+/// size if a step moves at least 19 bytes per element, and most optimizers in f32 move more. Each parameter's last tile
+/// is shorter, and lowers the average. Blocks start in the order of their tiles. With one tile per block, the blocks
+/// that run at the same time touch a smaller range of memory. kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 38 << 10;
 
 /// If tiles move fewer bytes than [`LARGE_TILE_BYTES`], for example because all tensors are bf16, each block moves
@@ -178,17 +178,17 @@ impl Grid {
     }
 }
 
-/// Divides the tiles into equal shares for at most `most` blocks, and returns the number of blocks. Only the last share
-/// may be smaller. A launch of exactly `most` blocks would have the same shares, and its last blocks might have no
-/// tile.
+/// Divides the tiles into equal shares, one per block, and returns the number of blocks, which is at most `most`. Only
+/// the last share may be smaller. With exactly `most` blocks, the shares would have the same size, and the last blocks
+/// might have no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
 /// Returns the number of blocks to launch. Each block's share of the tiles is then one large tile, or several smaller
 /// tiles that together move about [`SHARE_BYTES`]. A concurrent kernel, such as one of NCCL's, occupies a part of the
-/// GPU's slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so the others do
-/// not wait long.
+/// GPU's slots. Blocks without a slot start when other blocks end. Blocks with short shares end soon, so blocks without
+/// a slot do not wait long.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };
@@ -207,7 +207,7 @@ pub(super) fn nothing_given() -> InstepGiven {
 }
 
 impl BucketLaunch {
-    /// Replaces the addresses of the caller's tensors after they have moved, except in the table of tiles.
+    /// Writes the new addresses of the caller's moved tensors into the launch, but not into its table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
         self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));

@@ -8,12 +8,12 @@
 //!
 //! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
 //! cudarc was built. If the driver returns another code, the behaviour is undefined. [`Direct`] therefore declares some
-//! functions itself, with numbers as results. These functions start the driver, launch or order work on a stream, query
-//! whether the work has ended, or allocate memory for the work. One of these functions is the first to report a fault
-//! on the device. The other functions make or free an object, copy or fill memory, enqueue a call to the host, or
-//! capture a stream. This module calls the other functions through cudarc, so one risk remains: a driver newer than the
-//! enum may return a code that the enum lacks. [`call`] converts the results to numbers at once, and never matches on
-//! the enum.
+//! functions itself, so that they return the result code as a number. These functions start the driver, launch or order
+//! work on a stream, query whether the work has ended, or allocate memory for the work. If the device has a fault, one
+//! of these functions is the first to return the error. The other functions make or free an object, copy or fill
+//! memory, enqueue a host function, or capture a stream. This module calls the other functions through cudarc, so one
+//! risk remains: a driver newer than the enum may return a code that the enum lacks. [`call`] converts the results to
+//! numbers at once, and never matches on the enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -75,7 +75,7 @@ macro_rules! takes_the_same {
 /// too. A row names cudarc's function if that function takes the same arguments for every CUDA release.
 macro_rules! direct {
     ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
-        /// The driver's functions that this file declares itself, with numbers as results.
+        /// The driver's functions that this file declares itself. They return result codes as numbers.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// `cuStreamGetCtx_v2`, since CUDA 12.5. For a stream of a green context, this function returns the primary

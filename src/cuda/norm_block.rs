@@ -59,7 +59,8 @@ impl NormBlock {
         })
     }
 
-    /// From the norms that were added, decides the clip coefficient and whether steps are skipped.
+    /// Computes the clip coefficient from the norms that were added to the block, and decides whether steps are
+    /// skipped.
     ///
     /// # Safety
     /// The stream belongs to this device.

@@ -8,10 +8,10 @@
 //! every rank. (On drivers before CUDA 12.3, NCCL's implicit order also makes each kernel wait for the previous
 //! kernel.)
 //!
-//! A captured stream cannot wait for an event from outside of its capture, and such a wait would not order replays.
-//! Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call. Calls of
-//! two captures must not alternate, because only the last call in any capture is remembered. The launches of a
-//! program's own graphs are not ordered, because the program makes them without this library.
+//! A captured stream cannot wait for an event from outside of its capture. Even if it could, the wait would not order
+//! replays. Calls of one capture are therefore ordered among themselves, and a stepper's replay is ordered like a call.
+//! Calls of two captures must not alternate, because this module remembers one call for all captures together: the last
+//! one. The launches of a program's own graphs are not ordered, because the program makes them without this library.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,8 +39,8 @@ pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str)
 /// The calls of one device.
 #[derive(Default)]
 pub(super) struct Order {
-    /// True if NCCL does not order the calls of at least one communicator of this device. Events then order the calls
-    /// of all communicators.
+    /// True if this device has a communicator with calls that NCCL does not order. Events then order the calls of all
+    /// communicators.
     pub(super) is_by_events: bool,
     /// The last call outside of captures, and the last call in a capture.
     last: [Option<Last>; 2],

@@ -1,9 +1,10 @@
 //! Streams, events, code, graphs and memory of a GPU. Each object is freed when its last owner is dropped.
 //!
-//! A handle is alive as long as the value that owns it. A stream that is passed as a plain handle is alive too. Such a
-//! stream is owned by a value of this file, or is the trainer's stream, which the caller has promised to keep alive.
-//! Queued work still runs after its handles are freed. Stream-ordered memory is freed after the work that is on its
-//! stream. The host does not wait to allocate or free such memory. (CUDA's stream-ordered allocator.)
+//! A handle is alive as long as the value that owns it. A stream that is passed as a plain handle is alive too, because
+//! a value of this file owns it, or because it is the trainer's stream, which the caller has promised to keep alive.
+//! Work that is already queued still runs after the handles that it uses are freed. Stream-ordered memory is freed
+//! after the work that is on its stream. The host does not wait to allocate or free such memory. (CUDA's stream-ordered
+//! allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -90,8 +91,8 @@ impl Event {
         Ok(!is_recorded || unsafe { self.0.event.driver.is_passed(self.handle())? })
     }
 
-    /// Waits until the event's last position has been passed, but not longer than the grace period of a drop. Returns
-    /// whether the position has been passed. While `is_busy` returns true, the period starts again.
+    /// Waits until the event's last position has been passed, but at most for `GRACE`. Returns whether the position has
+    /// been passed. Each time `is_busy` returns true, the measured time starts again from zero.
     pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
         let mut since = Instant::now();
         loop {
@@ -170,7 +171,8 @@ impl OwnedGraph {
     }
 }
 
-/// One allocation of a GPU's memory, freed after the work that is on its stream.
+/// One allocation of a GPU's memory, and the stream on which a drop frees it. The memory is freed after all work that
+/// is on this stream by then.
 pub(super) struct Arena(Owned<(DevicePtr, StreamHandle)>);
 
 impl Arena {

@@ -22,8 +22,8 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct SettingsRing {
     pub(super) ring: OwnedMapped,
     pub(super) words: Vec<u32>,
-    /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with debug assertions update
-    /// this field.
+    /// The settings in the latest written slot. [`claims`](super::claims) reads the frozen segments from them. Only
+    /// builds with debug assertions update this field.
     pub(super) of_pass: Vec<u32>,
     /// For each slot, the event that is recorded after the Begin that reads the slot.
     read: Vec<Event>,

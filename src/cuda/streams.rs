@@ -1,9 +1,9 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
 //! A ticket names a position on a stream. Each stream has a ring of events, and one event of the ring marks the
-//! position. An event is recorded again only long after every wait for it was submitted. If a wait is submitted after
-//! the event was recorded again, it waits for a later position of the same stream, which is safe. All streams and
-//! events are made at construction.
+//! position. An event is recorded again only long after every wait for it was submitted. A wait that is submitted after
+//! the event was recorded again waits for a later position of the same stream, so it never ends too early. All streams
+//! and events are made at construction.
 
 use std::sync::Arc;
 
@@ -71,8 +71,9 @@ impl Streams {
         Ok(&self.spare)
     }
 
-    /// Makes the stream `on` wait for all work on the other streams that `others` selects. The optim stream waits
-    /// before memory is freed on it. The trainer's stream waits at the end of a failed capture.
+    /// Makes the stream `on` wait for all work on the other streams that `others` selects. Before memory is freed on
+    /// the optim stream, this stream waits for all other streams. At the end of a failed capture, the trainer's stream
+    /// waits for the streams that have joined the capture.
     pub(super) fn gather(&self, on: Stream, others: impl Fn(Stream) -> bool) -> Result<()> {
         for other in self.all().filter(|other| *other != on && others(*other)) {
             self.here(other)?.hold(self.stream(on))?;

@@ -76,8 +76,8 @@ impl CudaDevice {
         }
     }
 
-    /// If an op fills all parameters of a sharded bucket, returns two spans of this bucket: the shard on this GPU, and
-    /// the full bucket. The shard's span is empty if the shard is on the host.
+    /// If an op needs memory for all shards of a bucket's parameters, returns two spans of this bucket: the shard on
+    /// this GPU, and the full bucket. The shard's span is empty if the shard is on the host.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
@@ -223,7 +223,7 @@ impl CudaDevice {
         })
     }
 
-    /// Adds a part of a bucket's gradients to another span.
+    /// Adds each element of `src`, a part of a bucket's gradients, to the same element of `dst`.
     fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();

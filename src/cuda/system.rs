@@ -1,9 +1,9 @@
 //! The driver of this machine, called through cudarc. Every result other than success becomes an error.
 //!
-//! This file uses raw addresses and handles instead of cudarc's types. A `CudaSlice` of cudarc would order all accesses
-//! to one flat buffer. This order would prevent the overlap of steps with backward. cudarc's `CudaStream` and
-//! `CudaEvent` query the current context in every call. A program that uses these two types can still pass them by
-//! reference.
+//! This file uses raw addresses and handles instead of cudarc's types. If a flat buffer were a `CudaSlice` of cudarc,
+//! each write to any part of the buffer would wait for all earlier accesses to the buffer, so steps could not overlap
+//! with backward. cudarc's `CudaStream` and `CudaEvent` query the current context in every call. A program that has a
+//! `CudaStream` or a `CudaEvent` can still pass a reference to it, which this file converts to a handle.
 //!
 //! The context is the device's primary context, which the CUDA runtime and every framework share. The context is never
 //! released, because other code may have memory in it. After a call, the thread's previous context is current again.

@@ -3,8 +3,9 @@
 //!
 //! A bucket has a [`TileTables`] if each call passes the address of each parameter or gradient. A table is written
 //! again only if an address has changed, and never while it is in use. A stepper has a [`MovingTiles`] once a parameter
-//! has moved. A launch uses the same table before and after a move. New tiles are copied to the table after all ops
-//! that read the old addresses. The host waits only if addresses change faster than the GPU copies the tiles.
+//! has moved. A launch uses the same table before and after a move. The copy that brings new tiles into the table runs
+//! after all ops that read the old addresses. The host waits only if addresses change faster than the GPU copies the
+//! tiles.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -48,7 +49,8 @@ impl TileTables {
         Ok(TileTables { tiles, bases: Vec::new(), tables, current: 0, staged })
     }
 
-    /// Returns a pointer to a table with the segments at these addresses, for later launches on `stream`.
+    /// Returns a pointer to a table of tiles in which each segment's tensors are at the addresses in `bases`. Later
+    /// launches on `stream` may read the table.
     pub(super) fn with(
         &mut self,
         bases: &[Bases],

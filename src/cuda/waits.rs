@@ -1,4 +1,4 @@
-//! Waits of the host for a GPU, and failures of a device.
+//! How the host waits for a GPU, and how a device fails.
 //!
 //! A wait polls, so it ends if a peer is lost or a reduction hangs. A failure is sticky: every later call returns it.
 //! The time of the trainer's own work never counts toward a deadline.
@@ -39,8 +39,8 @@ impl CudaDevice {
         poll(Wall::start(), AWAKE, Duration::MAX, wanted, look).map(drop)
     }
 
-    /// Returns whether the GPU is running a collective that does not wait for the trainer. A graph that has not ended
-    /// counts as such a collective, because its progress cannot be observed.
+    /// Returns whether the GPU is running a collective that waits neither for the trainer nor for a step on the host. A
+    /// graph that has not ended counts as such a collective, because its progress cannot be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures cannot be queried, so they are left out.

@@ -213,8 +213,8 @@ pub(crate) enum Prefetches {
 }
 
 impl Prefetches {
-    /// Returns the choice for steps on `memory_bytes` bytes of memory. The environment variable `INSTEP_PREFETCH` sets
-    /// the choice. If the variable is unset, the choice depends on `memory_bytes`.
+    /// Returns whether steps on `memory_bytes` bytes of memory prefetch. The environment variable `INSTEP_PREFETCH`
+    /// decides this. If the variable is unset, `memory_bytes` decides.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -241,7 +241,8 @@ impl Prefetches {
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
-    /// Number of measured chunks so far. Every second chunk prefetches, even if each launch has only one chunk.
+    /// Number of measured chunks so far, in all passes. Every second of these chunks prefetches, so a launch of one
+    /// chunk prefetches in every second measured pass.
     chunks: AtomicU32,
     /// Picoseconds per tile: of the latest chunk without prefetches, and of the latest chunk with prefetches.
     latest: [AtomicU64; 2],

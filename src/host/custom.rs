@@ -46,8 +46,8 @@ impl CustomStep {
         CustomStep { args, tiles, params, kernels, memories }
     }
 
-    /// Replaces the addresses of the caller's tensors. The arguments of `instruct` do not change, because `instruct`
-    /// reads no tensor.
+    /// Replaces the addresses of the caller's tensors. The addresses in `args` stay as they are, because only
+    /// `instruct` gets `args`, and `instruct` reads no tensor.
     ///
     /// # Safety
     /// The step is not running, and no other thread calls this function.

@@ -252,7 +252,8 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes the `Memories` for the host's ops from given addresses. Another owner allocates and frees the memory.
+    /// Makes a `Memories` from existing addresses, for ops that run on the host. Another owner allocates and frees the
+    /// memory.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }

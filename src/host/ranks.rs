@@ -147,8 +147,8 @@ impl InProcess {
     /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
     /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
     /// both ranks end with a `Deadline`. A stepper's first pass waits for all ranks, and each later pass waits for the
-    /// pass before it. Therefore begin the steppers' first passes in the same order on every rank. The order of later
-    /// passes may differ between ranks by one pass.
+    /// pass before it. Therefore begin the steppers' first passes in the same order on every rank. After that, the
+    /// order may differ between ranks if, in each stepper, no rank is more than one pass ahead of another rank.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
@@ -239,7 +239,7 @@ unsafe fn combine_numbers<const BYTES: usize>(
     }
 }
 
-/// Returns the range of elements that a rank sums for all ranks, out of `elements` elements.
+/// Returns the part of the range `0..elements` that a rank sums for all ranks.
 fn part_of(elements: u64, rank: usize, ranks: u64) -> Range<u64> {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
     (rank * part).min(elements)..((rank + 1) * part).min(elements)

@@ -30,7 +30,8 @@ struct State {
 /// For one rank and all splits: how many seats the rank has taken, and how many of these seats it has given up.
 #[derive(Clone, Copy, Default)]
 struct Member {
-    /// Number of seats that the rank has taken. The rank's next seat is in a split with this `number`.
+    /// Number of seats that the rank has taken. The rank takes its next seat in a split that has this value as its
+    /// `number`.
     taken: usize,
     /// Number of seats that the rank has given up.
     left: usize,
@@ -66,8 +67,8 @@ pub(crate) struct Seat {
     /// The rank's index among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable. The seat has its own clone, so a thread can reach the variable without locking
-    /// the state.
+    /// The split's condition variable. The seat has its own clone, because a wait takes the guard of the state's lock,
+    /// and the split is reached only through this guard.
     changed: Arc<Condvar>,
 }
 
@@ -194,7 +195,7 @@ impl State {
         }
     }
 
-    /// Compares the call with one of the calls that have arrived. One comparison suffices, because all arrived calls
+    /// Compares the call with one call that has already arrived. One comparison suffices, because all arrived calls
     /// agree.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
         let Split { calls, words, ranks, .. } = &self.splits[seat.split];
@@ -229,7 +230,8 @@ impl State {
 }
 
 impl Member {
-    /// Returns whether the rank can never make a call again. Only a rank that still has a seat can take a further seat.
+    /// Returns whether the rank has given up all its seats, and so can make no further call. Only a rank that still has
+    /// a seat can take a further seat.
     fn is_gone(self) -> bool {
         self.taken > 0 && self.left == self.taken
     }
@@ -251,7 +253,7 @@ impl Split {
         }
     }
 
-    /// Enters a rank's call in the next meeting. Returns the number of this meeting, counted from 1.
+    /// Adds a rank's call to the next meeting. Returns the number of this meeting, counted from 1.
     fn arrive(&mut self, place: u32, call: &Call<'_>) -> u64 {
         self.calls[place as usize] = Some((call.key(), call.addresses()));
         self.words[place as usize] = call.words().cloned();

@@ -121,7 +121,7 @@ impl Runner {
         }
     }
 
-    /// Returns the parts of a runner for another plan, with new memory except for borrowed tensors.
+    /// Returns the parts of a runner for another plan. Their memory is new, except for borrowed tensors.
     pub(crate) fn parts_for(
         &self,
         plan: &Arc<Plan>,

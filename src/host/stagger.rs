@@ -10,7 +10,7 @@
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Arrays alias if fewer bytes than this separate their starts within a page.
+/// Two arrays alias if the distance between their starts within a page is less than this.
 const NEAR: u64 = 512;
 
 /// Arrays start at multiples of 256 bytes, so they are aligned for any vector.
@@ -30,8 +30,9 @@ impl Stagger {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns the offset in a page at which another array of `bytes` bytes should start. The offset aliases with the
-    /// fewest bytes of other arrays. Among such offsets, the returned offset is farthest from its nearest neighbour.
+    /// Returns the offset in a page at which another array of `bytes` bytes should start. At this offset, the arrays
+    /// with which the new array aliases have the fewest bytes in total. Among such offsets, returns one at which the
+    /// nearest other array starts farthest away.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);

@@ -16,8 +16,8 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Only `Streams::new` calls this function. The rank may come from user code, and a
-    /// panic in a later call would not be caught.
+    /// Returns the rank, for errors. Only `Streams::new` calls this function. A user's collective may compute the rank,
+    /// and if it panicked in a later call, nothing would catch the panic.
     fn rank(&self) -> u32;
 
     /// Returns the largest number of ops that one pass queues on a stream.

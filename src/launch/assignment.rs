@@ -89,15 +89,15 @@ pub struct Assignment {
 /// The k-th optimizers of all lists.
 #[derive(Clone, Debug, Default)]
 struct Round {
-    /// The index of the round's first state.
+    /// The number of states in all earlier rounds.
     first_state: usize,
-    kernels: Vec<Kept>,
+    kernels: Vec<UsedKernel>,
 }
 
 /// A kernel in a round, and its number of states. If several optimizers of the round use the kernel, `states` is the
 /// number for the optimizer with the most states.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct UsedKernel {
     kernel: u32,
     is_scaled: bool,
     states: usize,
@@ -125,13 +125,13 @@ pub(crate) struct BucketLaunch {
 pub(crate) struct NormStop {
     /// The number of kernel launches before this point. Each part of the step is one launch.
     pub(crate) launches: usize,
-    /// The records with the norms that are added up. The range may include records of other launches. The norms of
-    /// those records are zeros, or they are no longer needed.
+    /// The records at this point: ranks add up all norms in them. The range may include records of other launches,
+    /// because the norms in those records are zeros or are no longer needed.
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the launches of one stage of a step. Stage 0 starts at the beginning of the step, and each stop starts the
-/// next stage. The last stage extends to the end of the step.
+/// Returns the launches of one stage of a step. Stage 0 starts at the beginning of the step, and every further stage
+/// starts at a stop. The last stage extends to the end of the step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
@@ -170,14 +170,14 @@ impl Assignment {
         for (round, index) in assignment.lists.iter().flat_map(|list| list.iter().enumerate()) {
             let Assigned { kernel, is_scaled, states, .. } = assignment.optimizers[*index as usize];
             let kernels = &mut assignment.rounds[round].kernels;
-            match kernels.iter_mut().find(|kept| kept.kernel == kernel) {
-                Some(kept) => kept.states = states.max(kept.states),
-                None => kernels.push(Kept { kernel, is_scaled, states }),
+            match kernels.iter_mut().find(|used| used.kernel == kernel) {
+                Some(used) => used.states = states.max(used.states),
+                None => kernels.push(UsedKernel { kernel, is_scaled, states }),
             }
         }
         for round in &mut assignment.rounds {
             round.first_state = assignment.state_count;
-            assignment.state_count += round.kernels.iter().map(|kept| kept.states).max().unwrap_or(0);
+            assignment.state_count += round.kernels.iter().map(|used| used.states).max().unwrap_or(0);
         }
         assignment
     }
@@ -293,8 +293,8 @@ impl Assignment {
         self.optimizers.iter().map(|optimizer| optimizer.hyper)
     }
 
-    /// Returns the launches of a bucket's step, in order. A custom optimizer has a launch too. The kernel of this
-    /// launch decides what the custom code must do.
+    /// Returns the launches of a bucket's step, in order. A custom optimizer has a launch too: its kernel decides for
+    /// each segment whether the user's code must step it.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
@@ -344,8 +344,9 @@ impl Assignment {
 
     fn launch(&self, round: usize, kernel: u32, is_last: bool, segment: u32) -> BucketLaunch {
         let Round { first_state, kernels } = &self.rounds[round];
-        let kept = kernels.iter().find(|kept| kept.kernel == kernel).copied();
-        let Kept { is_scaled, states, .. } = kept.unwrap_or(Kept { kernel, is_scaled: false, states: 0 });
+        let used = kernels.iter().find(|used| used.kernel == kernel).copied();
+        let UsedKernel { is_scaled, states, .. } =
+            used.unwrap_or(UsedKernel { kernel, is_scaled: false, states: 0 });
         let (first_state, parts) = (*first_state, Part::all(is_scaled));
         BucketLaunch { round, kernel, parts, states, first_state, is_last, segments: vec![segment] }
     }

@@ -1,10 +1,11 @@
 //! Makes the arguments of the control ops `Begin` and `Decide`, and the contents of control memory before the first
 //! pass.
 //!
-//! The arguments are the same for every executor. From these arguments, the kernels decide whether to clip or skip a
-//! step. Control memory has control blocks and records. Records are in the assignment's order: round by round, and in
-//! each round in the order of the plan's segments. Only this file checks the step counts that a caller sets. This file
-//! refuses a count that is too large. For NAdam, this file also refuses a count without the product of momenta.
+//! The arguments are the same for every executor. From these arguments, the kernels decide whether to clip the
+//! gradients, and whether to skip the step. Control memory has control blocks and records. Records are in the
+//! assignment's order: round by round, and in each round in the order of the plan's segments. Only this file checks the
+//! step counts that a caller sets. This file refuses a count that is too large. For NAdam, this file also refuses a
+//! count without the product of momenta.
 
 use std::ptr;
 
@@ -127,8 +128,8 @@ pub(crate) fn first_sets<'a>(
     plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
-/// Returns the control block without the number of the first non-finite bucket. Use it with another plan, which numbers
-/// buckets differently.
+/// Returns a copy of the control block that names no first non-finite bucket. A device for another plan starts with
+/// this copy, because the other plan numbers buckets differently.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
@@ -252,7 +253,7 @@ impl StepCount {
     }
 }
 
-/// The text that describes valid carried numbers in errors.
+/// For error texts: a description of the valid carried numbers.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

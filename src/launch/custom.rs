@@ -16,7 +16,7 @@ use crate::optim::StepParam;
 pub(crate) struct CustomParam {
     pub(crate) rule: Arc<dyn StepParam>,
     pub(crate) name: String,
-    /// The index of the parameter's record. The record has the step's scalars.
+    /// The index of the parameter's record in control memory. The record has the step's scalars.
     pub(crate) record: usize,
     segment: usize,
     pub(crate) len: u64,

@@ -181,8 +181,8 @@ impl Regions {
         }
     }
 
-    /// Returns the new `pieces` that differ from the current pieces of `memory`. `memory` is the parameters or the
-    /// gradients.
+    /// Compares the new `pieces` of `memory` with its current pieces, and returns the new pieces that differ. `memory`
+    /// is the parameters or the gradients.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,

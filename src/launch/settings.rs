@@ -60,7 +60,7 @@ impl Settings {
         self.words[self.counts.actions_at() / WORD + record] = action as u32;
     }
 
-    /// Returns the words of the block.
+    /// Returns the whole block of settings as words.
     pub(crate) fn words(&self) -> &[u32] {
         &self.words
     }

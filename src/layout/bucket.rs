@@ -44,8 +44,9 @@ pub enum Gradients {
     /// The step's launch overwrites the gradient with zeros, even in a skipped pass.
     Zero,
     /// The step's launch overwrites the gradient with the value that the optimizer used. This value is the mean over
-    /// ranks, divided by the loss scale, clipped, and rounded once to the gradient's type. In PyTorch, `.grad` has the
-    /// same value after `unscale_` and `clip_grad_norm_`. As in PyTorch, a skipped pass overwrites the gradient too.
+    /// ranks, divided by the loss scale, clipped, and rounded once to the gradient's type. In PyTorch, `.grad` has this
+    /// value once `unscale_` and then `clip_grad_norm_` have run. As in PyTorch, a skipped pass overwrites the gradient
+    /// too.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
     /// read afterwards.
@@ -138,7 +139,8 @@ pub struct Bucket {
     pub(crate) first_bytes: FirstBytes,
 }
 
-/// The offset of a bucket's first byte, for each kind of tensor in which the size of an element depends on the bucket.
+/// The byte offset at which a bucket starts, for each kind of tensor. In each kind, the size of an element may differ
+/// between buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FirstBytes {
     pub(crate) params: u64,
@@ -154,8 +156,8 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. With a single shard, the bucket is sharded only if the shard is followed
-    /// by a tail block with counts of ranks.
+    /// Returns whether the bucket is sharded. In a sharded plan with only one shard, this is true for buckets with a
+    /// tail block, because the shard excludes that block.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }
@@ -170,7 +172,8 @@ impl Bucket {
         start..start + len
     }
 
-    /// Returns the range of gradients that this rank steps. The range excludes counts of ranks.
+    /// Returns the range of gradients that this rank steps. The tail block with the counts of ranks is not part of this
+    /// range.
     pub(crate) fn summed(&self) -> Range<u64> {
         if self.is_sharded() {
             let first = self.start + (self.shard.start - self.params.start);

@@ -244,7 +244,7 @@ struct Open {
 /// A full bucket, or the last bucket of its kind.
 pub(super) struct Filled {
     pub(super) params: Vec<u32>,
-    /// The index of the bucket's kind.
+    /// The bucket's kind, as an index into `Resolved::kinds`.
     pub(super) kind: u32,
     last: usize,
 }

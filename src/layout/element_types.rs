@@ -207,8 +207,9 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: a default, and the precisions of single groups. This struct also stores
-/// the group clips, because all parameters of a bucket must have one precision and be clipped together.
+/// The storage of all parameters of a layout: a default, and the precisions that are set for individual groups. This
+/// struct also stores the group clips, because all parameters of a bucket must have one precision and be clipped
+/// together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. All
 /// other fields of its group's precision still apply, with one exception: an f32 parameter has no [master](Master), so
@@ -326,7 +327,7 @@ impl Storages {
     }
 }
 
-/// Finds the groups that a list of group options names. If a group is named twice, returns an error.
+/// Finds the group of each entry in a list of options for groups. If a group is named twice, returns an error.
 fn by_group<'a, T>(
     option: &'static str,
     what: &str,

@@ -48,7 +48,7 @@ impl Agreed {
         }
     }
 
-    /// Returns the parts that [`difference`] named at the end of the error text `text`.
+    /// Returns the parts that the error text `text` names at its end, in the words of [`difference`].
     pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
@@ -122,7 +122,7 @@ struct Recent {
     loaded: String,
 }
 
-/// A writer to a buffer of [`Words::tell`]. The writer drops text that does not fit into the buffer.
+/// A writer to one of the buffers of a [`Words`]. The writer drops text that does not fit into the buffer.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
@@ -281,8 +281,8 @@ pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32
     Some(text)
 }
 
-/// Returns the first pair of lines in which two texts differ. If the lines are long, the text far before the difference
-/// is cut off. If one text has fewer lines, an empty line replaces the missing line.
+/// Returns the first pair of lines in which two texts differ. If the difference is far from the start of the lines,
+/// their start is cut off. If one text has fewer lines, an empty line replaces the missing line.
 fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
     loop {

@@ -31,11 +31,11 @@ pub enum Stream {
     /// Collectives over stepped parameters. These collectives use a separate communicator, so that they do not delay
     /// the next reduce.
     Gather,
-    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). These copies have their own stream,
-    /// because on the reduce stream they would delay the next reduce.
+    /// Stream for copies to the host's memory, with [offload](crate::StepperBuilder::offload). These copies have their
+    /// own stream, because on the reduce stream they would delay the next reduce.
     Download,
-    /// Copies to the device's memory, with offload. These copies wait for steps, so on the download stream they would
-    /// delay later downloads.
+    /// Stream for copies to the device's memory, with offload. These copies wait for steps, so on the download stream
+    /// they would delay later downloads.
     Upload,
 }
 
@@ -254,7 +254,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns whether the op does work. `Wait`, `Record` and `AwaitSum` only order other ops.
+    /// Returns whether the op does more than order other ops. `Wait`, `Record` and `AwaitSum` only order other ops.
     pub fn is_work(&self) -> bool {
         !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
     }
@@ -452,8 +452,10 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// Returns the largest number of ops that one pass can have. The ops of a bucket are waits, marks, work and broadcasts.
-/// A segment has two `Zero` ops or a broadcast. Each further clip set has two collectives.
+/// Returns the largest number of ops that a pass of one micro-batch can have. The ops of a bucket are waits, marks,
+/// broadcasts, and the ops that sum and step the bucket. On any one stream, a segment adds at most two ops, such as two
+/// `Zero` ops or a broadcast. Each further clip set has two collectives. If each micro-batch is summed, a pass of
+/// several micro-batches has more ops, and the queues grow once.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();

@@ -63,7 +63,7 @@ impl Memory {
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory that a step uses instead of this memory. With offload, a step uses the parameters and
+    /// Returns the memory in which a step finds this memory's tensors. With offload, a step uses the parameters and
     /// gradients in the host's memory.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
@@ -96,8 +96,8 @@ impl Memory {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
 
-    /// Returns every memory of tensors (parameters, gradients, each state, and so on) of a plan with `states` states. A
-    /// bucket has no bytes in a memory that its precision does not need.
+    /// Returns every memory that contains a plan's tensors (parameters, gradients, each of `states` states, and so on).
+    /// A bucket has no bytes in a memory that its precision does not need.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
             let is_offloaded = plan.is_offloaded();
@@ -167,7 +167,7 @@ impl Span {
         Span { memory, start: byte_at(memory, bucket, start), end: byte_at(memory, bucket, end) }
     }
 
-    /// Returns the span of one whole memory of a plan.
+    /// Returns the span of all elements of a memory, in this plan.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -236,16 +236,16 @@ impl Span {
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 
-    /// The next pass's loss scale and its growth tracker. Only `Decide` writes this part of control memory. The span
-    /// also stands for the memory of a caller's own scaler: `Begin` reads the caller's scale, and `Decide` writes the
-    /// caller's flag.
+    /// The next pass's loss scale and its growth tracker. Only `Decide` writes this part of control memory. Accesses to
+    /// the memory of a caller's own scaler are also recorded under this span: `Begin` reads the caller's scale, and
+    /// `Decide` writes the caller's flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
     /// Only the loss scale. `Begin` reads it.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. This span also stands for the flag of a
-    /// caller's own scaler. `Begin` does not access it.
+    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. Accesses to the flag of a caller's own
+    /// scaler are also recorded under this span. `Begin` does not access it.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
     /// All of control memory after the loss scale and its growth tracker.

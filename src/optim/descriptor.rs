@@ -213,7 +213,7 @@ pub struct Descriptor {
     pub source: &'static str,
     /// Number of the optimizer's kernel. Adam and AdamW share one kernel.
     pub kernel: u32,
-    /// Whether norms of the full parameter scale the update. Such a step takes two launches.
+    /// Whether the update is scaled by norms of the full parameter. Such a step takes two launches.
     pub is_scaled: bool,
     /// Name of a number that the optimizer stores for each parameter, in addition to the step count. Each update
     /// changes this number.

@@ -154,8 +154,8 @@ pub(crate) mod sealed {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
 
-        /// Returns whether norms of the full parameter scale the update. Such an update takes two launches. `IsScaled`
-        /// in the rule's header must have the same value.
+        /// Returns whether the update is scaled by norms of the full parameter. Such an update takes two launches.
+        /// `IsScaled` in the rule's header must have the same value.
         fn is_scaled(&self) -> bool {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }

@@ -1,8 +1,8 @@
 //! Replaces some kinds of collectives, for example reduce-scatter or all-gather, by functions of the user.
 //!
-//! A stepper may duplicate the communicator or split it into groups. Duplicates and groups use the same functions, so
-//! the functions are called on every stream and in every group. The idea comes from PyTorch's
-//! `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! A stepper may duplicate the communicator or split it into groups. Duplicates of the communicator, and groups split
+//! from it, use the same functions, so the functions are called on every stream and in every group. The idea comes from
+//! PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;

@@ -55,7 +55,7 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks, but the inner communicator does not sum the counts. Without summed
-/// counts, ranks would skip different parameters. A stepper counts ranks with [`Unused::Skip`](crate::Unused) or
+/// counts, ranks would skip different parameters. A stepper counts ranks if it uses [`Unused::Skip`](crate::Unused) or
 /// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs). If the hook returns an error or panics, the stepper is
 /// poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A sum that has
 /// failed poisons the stepper even if the hook returns `Ok`.

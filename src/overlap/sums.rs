@@ -1,8 +1,8 @@
 //! A hook that is called after each bucket's sum over ranks. With any strategy, the hook can read and change the
 //! elements that this rank steps.
 //!
-//! The hook runs inside the call of the last collective of a bucket's sum. Norms, decisions and steps therefore run
-//! after the hook, and the schedule does not change. The hook must leave the same bits on every rank that steps the
+//! The hook runs inside the call that makes the last collective of a bucket's sum. Norms, decisions and steps therefore
+//! run after the hook, and the schedule does not change. The hook must leave the same bits on every rank that steps the
 //! same elements. The idea is PyTorch's `FSDPModule.set_all_reduce_hook`.
 
 use std::fmt;

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU64, AtomicUsize};
 
-/// Work in chunks that can run in any order. A chunk must not panic, because the launch would count it as done.
+/// A piece of work that consists of chunks, which can run in any order. A chunk must not panic, because the launch
+/// would count it as done.
 pub(crate) trait Chunks: Send + Sync {
     fn chunk_count(&self) -> usize;
     /// Returns how many bytes all chunks together move.
@@ -17,7 +18,7 @@ pub(crate) trait Chunks: Send + Sync {
     fn run_chunk(&self, chunk: usize);
 }
 
-/// Work in an `Arc`, so that the owner of a job can keep a reference to the work.
+/// Implements `Chunks` for work in an `Arc`, so that the owner of a job can keep a reference to the work.
 impl<W: Chunks> Chunks for Arc<W> {
     fn chunk_count(&self) -> usize {
         (**self).chunk_count()

@@ -1,8 +1,8 @@
 //! Runs launches on the threads of a framework.
 //!
 //! When the framework's threads have finished their work, they spin for a while on the cores that a pool's own threads
-//! would need. A team only calls functions on the framework's threads. These threads take chunks in the same way as a
-//! pool's own threads.
+//! would need. A team's one task is to call a function on the framework's threads. These threads take chunks in the
+//! same way as a pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,8 +17,8 @@ const SPLIT_BYTES: u64 = 1 << 20;
 pub trait Team: Send + Sync {
     /// Calls `work` on at most `threads` threads at the same time, and returns when every call has returned.
     ///
-    /// A team may make any number of calls. The work is done once a call has returned and no other call is still
-    /// running. If a team makes no call, the launching thread does all the work.
+    /// A team may make any number of calls. The work is done when at least one call of `work` has returned and none is
+    /// still running. If a team makes no call, the launching thread does all the work.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 }
 

@@ -75,10 +75,10 @@ impl Schedule {
         }
     }
 
-    /// Makes the first stream that reads a bucket wait for the caller's sum. If `awaits` is true, the stream waits for
-    /// the caller's event or function. If `awaits` is false, the sum is complete after the trainer's work so far, and
-    /// the stream waits for this work. Returns the mark for which the step must wait, or `None` if the step runs on the
-    /// same stream.
+    /// Appends a wait for the caller's sum of a bucket, on the stream that reads the bucket's gradients first. If
+    /// `awaits` is true, the stream waits for the caller's event or function. If `awaits` is false, the trainer's
+    /// earlier work includes the sum, and the stream waits for this work. Returns the mark for which the step must
+    /// wait, or `None` if the step runs on the same stream.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -87,7 +87,8 @@ impl Schedule {
         self.download(bucket, None)
     }
 
-    /// Makes the first stream that reads the gradients wait for the caller's event or function. Returns that stream.
+    /// Appends a wait for the caller's event or function, on the stream that reads the gradients first. Returns that
+    /// stream.
     fn await_sum(&mut self, bucket: u32) -> Stream {
         let stream = self.stream_of_gradients();
         self.emitter.emit(stream, Action::AwaitSum { bucket });
@@ -97,13 +98,14 @@ impl Schedule {
         stream
     }
 
-    /// Returns the first stream that reads a bucket's gradients if no op sums them.
+    /// For a bucket that no op sums, returns the stream that reads the gradients first.
     pub(super) fn stream_of_gradients(&self) -> Stream {
         if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
     }
 
-    /// Makes the first stream that reads a bucket's gradients wait until the trainer has written them. Appends no sum
-    /// over ranks. Returns the mark for which the step must wait, or `None` if the step runs on the same stream.
+    /// Appends a wait for the trainer's writes of a bucket's gradients, on the stream that reads these gradients first.
+    /// Appends no sum over ranks. Returns the mark for which the step must wait, or `None` if the step runs on the same
+    /// stream.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
         self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
@@ -332,7 +334,8 @@ impl Schedule {
         sent
     }
 
-    /// Broadcasts rank 0's values of a span, and returns true.
+    /// Broadcasts rank 0's values of a span. Always returns true, so that callers can record that they broadcast
+    /// something.
     fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> bool {
         // The broadcast uses the groups of the sums that follow. If ranks broadcast different parameters, two ranks
         // then meet in a group with different calls, which is an error. A broadcast to all ranks would instead hang,

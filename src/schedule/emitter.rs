@@ -40,7 +40,7 @@ impl Emitter {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
 
-    /// Appends an op without a mark. No other stream can wait for this op alone.
+    /// Appends an op without a mark. Other streams can wait for this op only through a later mark of its stream.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
         self.ends[stream.index()] = None;
         self.ops.push(Op { stream, action });

@@ -59,8 +59,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether the parameter had a gradient of this rank in an earlier micro-batch of the open pass, if each
-    /// micro-batch is summed.
+    /// Returns whether this rank had a gradient of the parameter in an earlier micro-batch of the open pass. Returns
+    /// false unless each micro-batch is summed.
     pub(crate) fn has_contributed(&self, param: usize) -> bool {
         self.open && self.readiness.has_contributed(param)
     }

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
 use crate::op::{Action, Op, Phase, Span, Stream, Ticket, most_ops_per_pass};
 
-/// When steps run, relative to reduces.
+/// When steps run, relative to the sums of gradients over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// All steps run after the last reduce. This mode is the reference for the other two modes.
@@ -45,7 +45,8 @@ pub enum Mode {
     Normed,
 }
 
-/// The decisions that a pass makes from gradient norms: before its own steps, or for the next pass.
+/// Which decisions a pass makes from gradient norms. A decision applies to the steps of this pass, to the next pass, or
+/// to both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// There is no decision, and no norm is computed.
@@ -134,7 +135,7 @@ struct LastAccess {
     touched: Ticket,
     /// The trainer's last access to frozen parameters. Only an all-gather must wait for this access.
     frozen_touched: Ticket,
-    /// The last step, or the all-gather after the step. The trainer must wait for this op.
+    /// The last step, or the upload or all-gather after the step. The trainer must wait for this op.
     stepped: Option<Mark>,
     /// The sum of an earlier micro-batch. The trainer must wait for this sum before it writes the next gradient.
     summed: Option<Mark>,
@@ -164,20 +165,20 @@ pub struct Schedule {
     /// The number of micro-batches that follow the current one in the open pass.
     micro_batches_left: u32,
     /// The end of the pass's `Begin`. After this mark, the trainer may change the settings. If there are tail blocks,
-    /// reduces must wait for `Begin`, because `Begin` resets the counts that reduces sum.
+    /// each reduce must wait for `Begin`, because `Begin` resets the counts that the reduce sums.
     begun: Option<Mark>,
     /// The last reduce. If there are tail blocks, the next `Begin` must wait for this reduce.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
     /// The last all-gather of each bucket, or with offload the last upload of each bucket. The bucket's next step must
-    /// wait for this op. A launch of several buckets waits for a slice of this list.
+    /// wait for this op. A launch of several buckets waits for all marks in a slice of this list.
     gathered: Vec<Option<Mark>>,
-    /// The trainer's last access to all buckets together.
+    /// The trainer's position at the last call of `touch_all`.
     all_touched: Ticket,
     /// The trainer's last access to control memory, settings or counts. The next `Begin` must wait for this access.
     inputs_touched: Ticket,
-    /// The last step of any bucket.
+    /// The newest `stepped` mark of all buckets.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: the pass's `Publish`, or the last op of an abandoned pass.
     settled: Option<Mark>,
@@ -186,8 +187,8 @@ pub struct Schedule {
     /// Ticket of the trainer's last read of the loss scale. The next `Decide` writes the loss scale, so it must wait
     /// for this read.
     loss_scale_touched: Ticket,
-    /// For each bucket, the memory ranges of norms. Each rank computes the norms of its own parts of parameters. During
-    /// the bucket's step, the ranks add these norms up.
+    /// For each bucket, the ranges of control memory that contain norms of parameters. Each rank computes the norms of
+    /// its own parts of parameters. During the bucket's step, the ranks add these norms up.
     shared_norms: Vec<Vec<Span>>,
     /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,

@@ -133,7 +133,7 @@ impl Readiness {
         }
     }
 
-    /// Returns whether the parameter had a gradient of this rank in an earlier micro-batch that was summed.
+    /// Returns whether this rank had a gradient of the parameter in an earlier micro-batch that ranks have summed.
     pub(super) fn has_contributed(&self, param: usize) -> bool {
         self.contributed[param]
     }

@@ -1,8 +1,8 @@
 //! Decides which steps share a launch, if all steps run after a decision or after backward.
 //!
 //! A launch costs a GPU a few microseconds in addition to its work. A shared launch has one mark, so a wait for one of
-//! its buckets is a wait for all of them. The bits of stepped tensors do not depend on sharing, because a tile is
-//! stepped in the same way in any launch. By default, a schedule has one step op per bucket.
+//! its buckets is a wait for all of them. The bits of stepped tensors do not depend on which buckets share a launch,
+//! because a tile is stepped in the same way in any launch. By default, a schedule has one step op per bucket.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
 /// The limit on the bytes of gradients in a shared launch. The limit applies if all-gathers or the next forward wait
-/// for single buckets. A launch of this size nearly reaches the speed of a copy, and a larger launch would prolong the
-/// waits (kernels/PERFORMANCE.md).
+/// for each bucket separately. A launch of this size nearly reaches the speed of a copy, and a larger launch would
+/// prolong the waits (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
@@ -21,7 +21,8 @@ impl Schedule {
         self.shares_with_next = with_next;
     }
 
-    /// Returns the buckets of one launch. The last of these buckets is the last stepped bucket before `end`.
+    /// Returns the buckets of one launch: the last stepped bucket before `end`, and the buckets before it that share
+    /// its launch.
     pub(super) fn launch_before(&self, end: u32) -> Option<Range<u32>> {
         let last = (0..end).rfind(|bucket| self.is_stepped(*bucket))?;
         let is_awaited = self.are_buckets_awaited();
@@ -40,8 +41,9 @@ impl Schedule {
         Some(first..last + 1)
     }
 
-    /// Returns whether the next forward or all-gathers wait for single buckets. In `Sequential` mode on a GPU, the next
-    /// forward waits for no single bucket, because the trainer's stream waits for all steps when the pass ends.
+    /// Returns whether all-gathers or the next forward wait for each bucket separately. In `Sequential` mode on a GPU,
+    /// the next forward waits for all buckets together, because the trainer's stream waits for all steps when the pass
+    /// ends.
     fn are_buckets_awaited(&self) -> bool {
         let are_gathered = self.plan.is_sharded() && !self.plan.shards_params();
         self.policy.mode != Mode::Sequential || are_gathered

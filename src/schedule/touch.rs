@@ -10,7 +10,7 @@ use super::{NEVER, Schedule};
 use crate::op::Stream;
 
 impl Schedule {
-    /// Announces that the trainer is about to freeze or unfreeze a parameter in the settings, between passes.
+    /// Announces, between passes, that the trainer is about to freeze or unfreeze a parameter.
     pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
         if frozen && !self.plan.rewrites_params() {
             // Steps of earlier passes may still be writing the parameter, and later accesses to a frozen parameter do
@@ -52,8 +52,8 @@ impl Schedule {
         self.touch_inputs(self.settled);
     }
 
-    /// Announces that the trainer is about to set hyperparameters or actions, between passes. The steps of the last
-    /// pass may still run, because they read only values that `Begin` has computed.
+    /// Announces that the trainer is about to set hyperparameters or actions, between passes. The trainer does not wait
+    /// for the last pass's steps, because steps read only values that `Begin` has computed.
     pub fn touch_settings(&mut self) {
         self.touch_inputs(self.begun);
     }

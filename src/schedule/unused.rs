@@ -58,8 +58,7 @@ impl Schedule {
         !self.is_frozen(param) && !is_unused
     }
 
-    /// Returns whether only a call of [`hand_over_bucket`](Self::hand_over_bucket) is missing before a bucket can be
-    /// launched.
+    /// Returns whether a bucket waits only for [`hand_over_bucket`](Self::hand_over_bucket) before it can be launched.
     pub fn waits_for_release(&self, bucket: u32) -> bool {
         self.open && self.readiness.waits_for_release(bucket)
     }

@@ -149,7 +149,8 @@ impl<D: Device> Stepper<D> {
         self.plan.keeps_ema()
     }
 
-    /// Returns the names of the states that a parameter's own optimizers keep. The parameter's other states stay zero.
+    /// Returns the names of the states that the optimizers of one parameter use. The parameter's other states stay
+    /// zero.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
@@ -194,9 +195,9 @@ impl<D: Device> Stepper<D> {
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
     /// between the bucket's step and its all-gather. In such a bucket, only this rank's shard has been stepped.
     ///
-    /// On a GPU, this call is refused after a failure. A step on a GPU runs once its all-reduce has ended, even if the
-    /// all-reduce has failed. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce,
-    /// so no parameter is reliable. Continue from an earlier [checkpoint](crate::checkpoint) instead.
+    /// On a GPU, this call is refused after a failure. A step on a GPU runs as soon as its all-reduce has ended, even
+    /// if the all-reduce has failed. Steps of up to eight passes may therefore have used the gradients of a failed
+    /// all-reduce, so no parameter is reliable. Continue from an earlier [checkpoint](crate::checkpoint) instead.
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};

@@ -221,19 +221,19 @@ impl<D: Device> Stepper<D> {
             let wrong = "the stepper owns them, so they have no other address";
             return Err(Error::unsupported("tensors", wrong, "build with host_borrowing or cuda_borrowing"));
         }
-        let recut = if memory.keeps_buckets(&self.layout, &self.plan)? {
+        let new_plan = if memory.keeps_buckets(&self.layout, &self.plan)? {
             None
         } else {
             let plan = memory.plan(&self.layout, self.plan.asked().clone())?;
             Some(plan.with_gradients(self.plan.gradients()).with_actions_of(&self.plan))
         };
-        let pieces = self.pieces_for(&memory, recut.as_ref().unwrap_or(&self.plan))?;
+        let pieces = self.pieces_for(&memory, new_plan.as_ref().unwrap_or(&self.plan))?;
         let run = self.run.get_mut();
         run.touch(Schedule::touch_all)?;
         // A bucket without elements is reduced but never stepped, so `touch_all` does not wait for it.
         run.touch(Schedule::touch_contributors)?;
         run.touch(Schedule::touch_control)?;
-        let Some(plan) = recut else {
+        let Some(plan) = new_plan else {
             for memory in [Memory::Params, Memory::Grads] {
                 run.note(Access { span: Span::whole(memory, &self.plan), writes: true });
             }

@@ -25,7 +25,7 @@ pub struct StepperBuilder<'a> {
     pub(super) registered: Vec<Registered>,
     /// The parameters that are stepped, as indices into the layout. `None` means all parameters.
     pub(super) optimized: Option<HashSet<usize>>,
-    /// The first error of a setter. Building the stepper returns it.
+    /// The first error that any setter found. Building the stepper returns it.
     pub(super) refused: Option<Error>,
     pub(super) lr_schedules: Vec<(String, LrSchedule)>,
     pub(super) mode: Mode,
@@ -321,7 +321,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Makes each step also write a copy of its parameters in this type, in the same launch. For example, your own
     /// all-gather can send these copies, which are smaller than the parameters. The copy is made from the [master
-    /// weight](crate::Master), if there is one. The copy has the value after the parameter's last update, and is zeros
+    /// weight](crate::Master), if there is one. The copy has the parameter's value after the last update, and is zeros
     /// before the first update. A custom optimizer ([`Custom`](crate::optim::Custom)) writes no copy.
     /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` return the copy in place.
     /// [`Stepper::read`](crate::Stepper::read) returns it as f32.
@@ -378,7 +378,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Divides the summed gradients by this number, from 1 to 2^24. The default divisor is the number of ranks. The
     /// division is a part of the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the
-    /// undivided sums. The gradient of a local parameter is not divided.
+    /// undivided sums. The gradient of a local parameter is not divided by this number.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.

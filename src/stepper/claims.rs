@@ -65,8 +65,9 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Records that the trainer wrote a tensor. The next pass broadcasts the bucket of a written parameter. A written
-    /// gradient can be handed over in the open pass. For any other tensor, ranks check that all of them wrote it.
+    /// Records that the trainer wrote a tensor. The next pass broadcasts the bucket of a written parameter. A gradient
+    /// can be handed over in the open pass once its write is recorded. For any other tensor, ranks check that all of
+    /// them wrote it.
     pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
         let param = self.layout.index(id)?;
         match memory {
@@ -137,7 +138,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// If the trainer is a stream, records its reads of a bucket. Call this before the bucket is resharded.
+    /// If the trainer is a stream, records that this stream may have read a bucket. Call this before the bucket is
+    /// resharded.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {

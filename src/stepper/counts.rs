@@ -136,9 +136,9 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns all optimizers. The first optimizer of each group comes first, in the layout's order of groups. The
-    /// groups' [further optimizers](crate::StepperBuilder::then) follow. Optimizers of single parameters come last, in
-    /// the order of registration.
+    /// Returns all optimizers. The list begins with the first optimizer of each group, in the layout's order of groups.
+    /// The groups' [further optimizers](crate::StepperBuilder::then) follow. Optimizers of single parameters come last,
+    /// in the order of registration.
     ///
     /// ```
     /// use std::any::Any;

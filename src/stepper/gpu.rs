@@ -1,8 +1,9 @@
 //! A stepper on a GPU: the trainer gets addresses instead of slices, and the trainer's stream waits instead of its
 //! thread.
 //!
-//! Passes and schedule are the same as on the host. A call that returns an address makes the trainer's stream wait. The
-//! host waits only in calls that are documented to wait. Memory that the GPU cannot reach is refused before any launch.
+//! Passes and schedule are the same as on the host. A call that returns an address makes the trainer's stream wait for
+//! all ops that conflict with the access. The host waits only in calls that are documented to wait. Memory that the GPU
+//! cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use crate::collective::Sums;
@@ -54,10 +55,10 @@ impl StepperBuilder<'_> {
     /// stepper [records](Self::record), this call also waits for all earlier work on the trainer's stream.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
-    /// host device. `Unsupported` if the collective cannot reach the GPU's memory, or if the stream belongs to another
-    /// device. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the driver refuses a call, such as an
-    /// allocation.
+    /// Errors as for [`host`](Self::host), but those about instruction sets only with [offload](Self::offload).
+    /// `Config` for an option that applies only to the host device. `Unsupported` if the collective cannot reach the
+    /// GPU's memory, or if the stream belongs to another device. `KernelsNotBuilt` if the build has no GPU kernels.
+    /// `Device` if the driver refuses a call, such as an allocation.
     ///
     /// # Safety
     /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If this stream is the per-thread default
@@ -74,25 +75,25 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). Before this call, make the trainer's stream wait for the work that fills
-    /// the parameters, unless that work is on this stream. Between passes, work on that stream may fill parameters
-    /// again after [`Stepper::ptr`] has returned their addresses. In that case, every rank must fill in the same
+    /// the parameters, unless that work is on this stream. Between passes, work on that stream may write new values to
+    /// parameters after [`Stepper::ptr`] has returned their addresses. In that case, every rank must fill in the same
     /// values, because the stepper does not broadcast them. If a parameter has a [master weight](crate::Master), never
     /// fill the parameter in this way, because only [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for an option that applies only to the
-    /// host device. `Unsupported` if the collective cannot reach the GPU's memory, or if the stream belongs to another
-    /// device. `Layout` if a tensor has no address or two addresses, is misaligned for its type, overlaps another
-    /// tensor, or is not in this GPU's memory. `KernelsNotBuilt` if the build has no GPU kernels. `Device` if the
-    /// driver refuses a call.
+    /// Errors as for [`host`](Self::host), but those about instruction sets only with [offload](Self::offload).
+    /// `Config` for an option that applies only to the host device. `Unsupported` if the collective cannot reach the
+    /// GPU's memory, or if the stream belongs to another device. `Layout` if a tensor has no address or two addresses,
+    /// is misaligned for its type, overlaps another tensor, or is not in this GPU's memory. `KernelsNotBuilt` if the
+    /// build has no GPU kernels. `Device` if the driver refuses a call.
     ///
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
     /// every address stays valid until you have synchronised the device afterwards. As long as the addresses must be
     /// valid, only the stepper, work on the trainer's stream, and the sums that you hand over with
-    /// [`bucket_ready_after`](Stepper::bucket_ready_after) access the tensors. Another stream counts as the trainer's
-    /// stream if it forks from that stream after [`Stepper::ptr`] and joins it before the hand-over. In a pass, a
+    /// [`bucket_ready_after`](Stepper::bucket_ready_after) access the tensors. A stream that forks from the trainer's
+    /// stream after [`Stepper::ptr`], and joins it before the hand-over, counts as the trainer's stream. In a pass, a
     /// gradient may be written only after [`Stepper::ptr`] has returned its address, and before its hand-over. A
     /// parameter may be read only between [`Stepper::ptr`] for the parameter and its next hand-over, or after
     /// [`finish`](Stepper::finish) of a pass in `Sequential` or `Eager` mode.
@@ -191,14 +192,14 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` for a null event, if the stepper itself sums the
-    /// bucket, or if this is not the last micro-batch. Outside a capture, an event that was last recorded in a capture
-    /// poisons the stepper.
+    /// bucket, or if this is not the last micro-batch. If this call is outside a capture, an event that was last
+    /// recorded in a capture poisons the stepper.
     ///
     /// # Safety
     /// The event has not been destroyed, and belongs to this device. The event was recorded in this pass, after the
     /// bucket's sum. The sum runs after this pass's last write of the bucket's gradients, and after this pass's last
-    /// read of the bucket's parameters. (A wait for an event that was never recorded returns at once, and an event that
-    /// was recorded too early does not order the sum. In both cases, the step would race with the sum.)
+    /// read of the bucket's parameters. (A wait for an event that was never recorded returns at once. A wait for an
+    /// event that was recorded too early does not wait for the sum. In both cases, the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -223,7 +224,7 @@ impl Stepper<CudaDevice> {
     /// between passes may be used until the parameter's hand-over in the next pass. Any other address that was returned
     /// between passes may be used until the next pass begins. After this call, another stream must wait for the
     /// trainer's stream before it uses the address. The trainer's stream must then wait for the other stream, before
-    /// the hand-over or `begin` that ends the use of the address. With [`Strategy::Fsdp`](crate::Strategy), a
+    /// the hand-over or `begin` after which the address may not be used. With [`Strategy::Fsdp`](crate::Strategy), a
     /// parameter's address is valid until a call or the bucket's launch [reshards](Self::reshard) the bucket.
     ///
     /// # Errors

@@ -46,9 +46,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// `trainer` must enqueue its work on the stream that the stepper was built with. `trainer` may also use streams
-    /// that fork from that stream and join it again. `trainer` must not wait for its work. `trainer` must access
-    /// tensors by address, because copies from and to the host are refused. All ranks must capture the same pass. The
-    /// captured pass keeps the communicator open, so drop the captured pass before
+    /// that fork from that stream and join it again. `trainer` must not wait for the work that it enqueues. `trainer`
+    /// must access tensors by address, because copies from and to the host are refused. All ranks must capture the same
+    /// pass. The captured pass keeps the communicator open, so drop the captured pass before
     /// [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors

@@ -98,9 +98,9 @@ impl<D: Device> Stepper<D> {
     /// is complete. On a GPU, such a sum needs an event, so call `bucket_ready_after` instead of `grad_ready`.
     ///
     /// # Ordering
-    /// Returns at once. After the hand-over of the last use, the parameter and its gradient cannot be accessed until
-    /// the pass or micro-batch ends. On a GPU, the all-reduce and the step run after all work that is already enqueued
-    /// on the trainer's stream.
+    /// Returns at once. Once all uses of the parameter are handed over, the parameter and its gradient cannot be
+    /// accessed until the pass or micro-batch ends. On a GPU, the all-reduce and the step run after all work that is
+    /// already enqueued on the trainer's stream.
     ///
     /// # Errors
     /// `Order` if no pass is open, if the parameter is frozen, or if it was already handed over as often as it is used.

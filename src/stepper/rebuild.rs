@@ -30,8 +30,8 @@ impl<D: Device> Stepper<D> {
     /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. The
     /// call changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
     /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
-    /// anew, because the checker needs the buckets with which a recording was made. [Take](Self::take_recording) the
-    /// old recording before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the
+    /// anew, because the checker checks a recording against one set of buckets. [Take](Self::take_recording) the old
+    /// recording before this call. On a GPU, [`replay`](Self::replay) refuses passes that were captured before the
     /// call, and the trainer must request all addresses again.
     ///
     /// ```
@@ -87,7 +87,7 @@ impl<D: Device> Stepper<D> {
 
     /// Adds an optimizer to parameters. The new optimizer runs after the optimizers that the parameters already have.
     /// If a parameter had no optimizer, it is stepped from now on. All ranks make this call at the same point between
-    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and leaves the same data
+    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and leaves all existing data
     /// unchanged. The new optimizer's states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
@@ -201,7 +201,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Broadcasts rank 0's numbers through the memory of the first gradients, and restores the gradients.
+    /// Broadcasts rank 0's numbers through the start of the gradients' memory, and restores the gradients.
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();

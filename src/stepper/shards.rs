@@ -241,8 +241,8 @@ impl<D: Device> Stepper<D> {
         bytes.next_multiple_of(LINE).min(room - room % LINE)
     }
 
-    /// Returns all ranks' pieces, each padded to `piece` bytes. The pieces are gathered in the memory of the first
-    /// gradients. The gradients are restored afterwards.
+    /// Returns all ranks' pieces, each padded to `piece` bytes. The pieces are gathered at the start of the gradients'
+    /// memory. The gradients are restored afterwards.
     pub(super) fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
         let grads = |start: usize, len: usize| {
             let (start, end) = (start as u64, (start + len) as u64);

@@ -68,8 +68,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Declares that no rank has a gradient for these parameters in the open pass. Their values, states and step counts
-    /// do not change, and norms exclude their gradients, as with [`Unused::Skip`](crate::Unused). Their buckets do not
-    /// wait for them, and the trainer can still read them.
+    /// do not change, and norms exclude their gradients, as with [`Unused::Skip`](crate::Unused). The launch of a
+    /// bucket does not wait for these parameters, and the trainer can still read them.
     ///
     /// If the gradient of an unused parameter was written in this pass but not handed over, the stepper replaces it by
     /// zeros before the reduce. If the gradient was handed over, or if the [caller sums it](crate::Sums::by_caller),
@@ -105,9 +105,9 @@ impl<D: Device> Stepper<D> {
     /// launched only by [`bucket_ready`](Self::bucket_ready) for this bucket, or by the end of the pass.
     ///
     /// All ranks must declare the same parameters, before the same hand-overs. If ranks differ and their collective
-    /// [compares calls](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter after
-    /// that all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums by the
-    /// caller, ranks do not compare the declared parameters.
+    /// [compares calls](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter
+    /// unused after that all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums
+    /// by the caller, ranks do not compare the declared parameters.
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs),

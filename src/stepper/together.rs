@@ -1,7 +1,7 @@
 //! Calls for ranks that write one checkpoint file together. These calls read each rank's part of a tensor, and send
 //! messages between ranks.
 //!
-//! Messages use the memory of the first gradients. The gradients are restored afterwards, as in `shards.rs`. The parts
+//! Messages use the start of the gradients' memory. The gradients are restored afterwards, as in `shards.rs`. The parts
 //! of all ranks cover the full tensor without a gap.
 
 use std::ops::Range;
@@ -36,7 +36,8 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()
     }
 
-    /// Returns whether the next pass broadcasts rank 0's parameters, so that ranks may have different parameters now.
+    /// Returns whether ranks may have different parameters now: no pass has begun, or parameters were written since the
+    /// last pass began. With sums by the caller, the result is false.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }

@@ -1,8 +1,8 @@
 //! Unshards and reshards buckets of sharded parameters.
 //!
-//! On the host, addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU, a full
-//! bucket has separate memory, with a new address each time the bucket is unsharded. Every read and write of a
-//! parameter first checks, with functions of this file, that its bucket is full.
+//! On the host, addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU, an
+//! unsharded bucket has separate memory, which has a new address each time the bucket is unsharded. Every read and
+//! write of a parameter first checks, with functions of this file, that the parameter's bucket is unsharded.
 
 use std::num::NonZeroU32;
 
@@ -27,7 +27,7 @@ impl<D: Device> Stepper<D> {
     /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). Make this
     /// call some time before you access the bucket, so that the all-gather overlaps with other work. All ranks must
     /// unshard the same buckets in the same order, inside a pass or between passes. The call does nothing if the bucket
-    /// is already full.
+    /// is already unsharded.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};

@@ -246,7 +246,7 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// The slice has as many elements as registered for the parameter, and is aligned to 64 bytes unless the memory is
+    /// The slice has as many elements as the parameter, and is aligned to 64 bytes unless the memory is
     /// [borrowed](crate::Borrowed).
     ///
     /// # Ordering

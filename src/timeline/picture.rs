@@ -70,7 +70,7 @@ fn draw_legend(canvas: &mut Canvas, lanes: &[Drawn]) -> fmt::Result {
 /// The visible part of a lane.
 struct Drawn {
     rank: u32,
-    /// The time from the lane's first measured interval to its last.
+    /// The time from the earliest start to the latest end of all blocks of the lane.
     measured: Option<Interval>,
     /// Blocks that are visible in the window.
     blocks: Vec<Block>,
@@ -167,8 +167,8 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane, one per stream. Some streams are not used by every stepper. If no lane uses such a stream,
-/// the stream has no row.
+/// The rows of each lane, one per stream. Some streams are optional: not every stepper uses them. If no lane uses such
+/// a stream, the stream has no row.
 #[derive(Clone, Copy)]
 struct Rows {
     has: [bool; STREAMS],

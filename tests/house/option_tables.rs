@@ -11,8 +11,8 @@ use instep::optim::{ALL, Descriptor, Field, States};
 const HEADER: &str = "\
 # Optimizers
 
-Names and defaults on this page are those of `torch.optim`. If PyTorch lacks an optimizer, its name and its defaults are
-those of its paper. A configuration of `instep replay` has the optimizer's name in lower case.
+Names and defaults on this page are those of `torch.optim`. An optimizer that PyTorch lacks has the name and the
+defaults of its paper. A configuration of `instep replay` has the optimizer's name in lower case.
 [reference/optimizers.rs](../reference/optimizers.rs) has each formula in f64, and tests compare the kernels with these
 formulas. `tests/house/option_tables.rs` generates this page from the tables in `src/optim`.
 

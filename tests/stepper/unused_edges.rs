@@ -79,14 +79,14 @@ fn late(
 
 #[test]
 fn a_difference_between_ranks_outlives_a_change_of_buckets() {
-    let recut = |stepper: &mut Stepper, [a, b]: [ParamId; 2], grads: *mut f32| {
+    let with_new_buckets = |stepper: &mut Stepper, [a, b]: [ParamId; 2], grads: *mut f32| {
         let bucket = ForeignBucket::new(6).gradient(b, 0).gradient(a, 3);
         // SAFETY: the second half of the gradients, which nothing else uses.
         unsafe { stepper.rebind(Borrowed::new().bucket(bucket, grads)).map(drop) }
     };
     let outcomes = [
         late(|_, _, _| Ok(()), true),
-        late(recut, true),
+        late(with_new_buckets, true),
         late(|stepper, [a, _], _| stepper.add_optimizer_for(&[a], Sgd::default()).map(drop), true),
         late(|stepper, _, _| stepper.rebuild_buckets().map(drop), false),
     ];

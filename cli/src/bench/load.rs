@@ -29,12 +29,12 @@ pub(super) struct Watch {
     start: Option<Ticks>,
 }
 
-/// The shares of all cores' time that this process did not get.
+/// How much of all cores' time was used by other processes, interrupts and other virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Load {
-    /// The share that other processes and interrupts used.
+    /// The percentage of all cores' time that other processes and interrupts used.
     others_percent: f64,
-    /// The share that other virtual machines used.
+    /// The percentage of all cores' time that other virtual machines used.
     steal_percent: f64,
 }
 

@@ -1,8 +1,8 @@
 //! `instep bench`: times optimizer steps on this machine and compares them with a memory ceiling.
 //!
-//! Three benches run on every device: step, overlap and handover. Launch, distance, sharding and growth run only on the
-//! host. Norm, control and graph run only on a GPU. A slow step never makes a bench fail. benches/README.md explains
-//! every column.
+//! Three benches run on every device: step, overlap and handover. Four benches run only on the host: launch, distance,
+//! sharding and growth. Three run only on a GPU: norm, control and graph. A slow step never makes a bench fail.
+//! benches/README.md explains every column.
 
 mod cases;
 mod distance;
@@ -101,7 +101,7 @@ pub struct Arguments {
     /// Optimizers of the step bench [default: all].
     #[arg(long, value_delimiter = ',')]
     optimizer: Vec<cases::Case>,
-    /// Element types of the step bench, and of a GPU's norm bench.
+    /// Element types in the step bench, and in the norm bench on a GPU.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
     /// Shapes of the step bench on the host, if none of -b, -e and -f is given [default: all].
@@ -131,7 +131,8 @@ pub struct Arguments {
     /// Also write every figure to this file as one JSON object, after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw the steps' percentage of the ceiling by bucket size. The SVG file is written again after each row.
+    /// Also draw, for each bucket size, the step's speed as a percentage of the ceiling. The SVG file is written again
+    /// after each row.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Also write every figure under benches/record/ of the source tree of this build.
@@ -155,7 +156,8 @@ pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the benches of `--device cuda:N` on a given device. Tests pass a simulated device, so they need no GPU.
+/// Runs the benches on the GPU `cuda`, as [`run`] does with `--device cuda:N`. Tests pass a simulated device, so they
+/// need no GPU.
 ///
 /// # Errors
 /// Errors as for [`run`].

@@ -89,7 +89,7 @@ fn try_draw(title: &str, points: &[Point]) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Returns a number with a binary unit. For example, 65,536 becomes `64Ki`.
+/// Returns a number as text with a binary unit. For example, 65,536 becomes `64Ki`.
 fn short(elements: usize) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki"), (0, "")];
     let fits = |shift: &u32| elements.is_multiple_of(1 << shift);

@@ -1,6 +1,6 @@
 //! The options -b, -e and -f define a sweep over bucket sizes, in bytes of gradients. nccl-tests has the same options.
 //!
-//! Sizes are rounded up so that buckets have no padding. The tables show the bytes and elements after rounding.
+//! Sizes are rounded up so that buckets have no padding. The tables show the rounded sizes.
 
 use super::cases::{Cache, Shape, WORLD_SIZE};
 use super::precisions::Kind;
@@ -16,7 +16,7 @@ const USUAL_FACTOR: u64 = 4;
 pub(super) const HOST_BYTES: [u64; 2] = [256 << 10, 256 << 20];
 pub(super) const GPU_BYTES: [u64; 2] = [256 << 10, 1 << 30];
 
-/// Sizes of the buckets of the step bench, and of a GPU's norm bench.
+/// Sizes of the buckets in the step bench, and in the norm bench on a GPU.
 #[derive(Debug, clap::Args)]
 pub(super) struct Sizes {
     /// Smallest bucket of a sweep in bytes of gradients, such as 8, 256K, 4M or 1G [default: 256K; on the host, no
@@ -64,8 +64,8 @@ impl Sizes {
         self.ends(usual)[1] / kind.precision().grad.bytes()
     }
 
-    /// Returns the shapes of a sweep on the host. Each size has a shape beyond the cache, and also one in the cache if
-    /// the bucket fits.
+    /// Returns the shapes of a sweep on the host. Each size has a shape with [`Cache::Beyond`]. If the bucket fits into
+    /// a quarter of the cache, the size also has a shape with [`Cache::Resident`].
     pub(super) fn shapes(&self, kind: Kind, bytes_per_element: u64, cache_bytes: u64) -> Vec<Shape> {
         let both = |elements: usize| {
             let is_resident = 4 * elements as u64 * bytes_per_element <= cache_bytes;

@@ -14,7 +14,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Computes the spread of at least one sample. For an even number of samples, the median is the lower of the middle
+    /// Computes the spread of one or more samples. For an even number of samples, the median is the lower of the middle
     /// two.
     pub(super) fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = samples.into_iter().collect();

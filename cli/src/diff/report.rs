@@ -15,7 +15,7 @@ pub struct Report {
     /// Whether the files are equal, or differ only in values that the tolerance accepts. If this is true, the exit
     /// status is 0.
     pub within: bool,
-    /// The largest difference of all tensors. A difference outside the tolerance counts as larger than any difference
+    /// The largest difference in any tensor. A difference outside the tolerance counts as larger than any difference
     /// within it.
     pub worst: Option<Located>,
     /// The comparison of each tensor that both files have, in the order of the tensors' names.
@@ -64,7 +64,7 @@ pub struct Worst {
     pub(super) is_outside: bool,
 }
 
-/// The largest difference of all tensors, with the name of its tensor.
+/// The largest difference in any tensor, with the name of this tensor.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Located {
     /// The tensor's name.
@@ -119,8 +119,9 @@ impl Worst {
     }
 }
 
-/// Returns a key by which differences are ordered. Every difference outside the tolerance is larger than any difference
-/// within it. If both differences are within the tolerance, or both are outside, the larger distance decides.
+/// Returns a key by which differences are ordered. A difference outside the tolerance has a larger key than any
+/// difference within it. Of two differences that are both outside or both within, the one with the larger distance has
+/// the larger key.
 pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
     // There is no distance if a value is NaN. If the tolerance does not accept the values, they count as farther apart
     // than any two numbers. If it accepts them, both are NaN and count as equal.

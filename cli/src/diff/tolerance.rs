@@ -1,7 +1,7 @@
 //! Decides whether two elements count as equal: either all bits are equal, or the values are close enough.
 //!
-//! This file uses the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
-//! always be equal.
+//! `elements.rs` computes the distances between values. Whole numbers, such as step counts, are never rounded, so they
+//! must always be equal.
 
 use super::elements::Element;
 

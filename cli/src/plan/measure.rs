@@ -25,7 +25,7 @@ use crate::replay::refused;
 /// The actions of rank 0's trainer, in order.
 #[derive(Clone, Copy)]
 enum Call {
-    /// Reads a parameter, after waiting for it.
+    /// Waits until a parameter may be read, and reads it.
     Read(usize),
     /// Writes the gradient of a parameter.
     Write(usize),
@@ -51,9 +51,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// Computes the trainer's own time since the previous call. A wait ends when its op ends, although the real thread
-    /// may then still wait for a core. The time until the thread continues counts as the trainer's own, because the
-    /// predicted trainer continues as soon as the op has ended.
+    /// Computes the trainer's own time since the previous call. A wait counts until its op ends. If the real thread
+    /// then has to wait for a core, this delay counts as the trainer's own time, because the predicted trainer
+    /// continues as soon as the op has ended.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -66,7 +66,8 @@ impl Seen {
     }
 }
 
-/// Maps each ticket to the op after which the ticket was recorded. To find this op, counts the ops of each stream.
+/// Maps each ticket to the op after which the ticket was recorded. An op is identified by its number among the ops of
+/// its stream.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::replay::Dtypes;
 
-/// The largest number of parameters in a plan, after repetition.
+/// The largest number of parameters in a plan. Every repetition of a parameter counts.
 const MOST_PARAMS: usize = 1 << 20;
 
 /// A valid description.

@@ -43,8 +43,8 @@ impl Bucket {
     }
 }
 
-/// Returns the bytes of states and masters. Each state is one contiguous array, in which every parameter starts at a
-/// multiple of 256 elements.
+/// Returns the number of bytes of each state and of the masters. Each state is one contiguous array, in which every
+/// parameter starts at a multiple of 256 elements.
 pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) -> Result<Vec<Held>, Failure> {
     let builder = Stepper::builder(layout, model.optimizer.clone()).precision(precision);
     let builder = builder.unused(Unused::StepZero);
@@ -141,8 +141,8 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// Returns the time at which a bucket's parameters are uploaded. For a unit of shards, returns the end of the
-    /// unit's step, because FSDP uploads the parameters.
+    /// Returns the time at which the upload of a bucket's parameters ends. For a unit of shards, returns the time at
+    /// which the unit's step ends, because FSDP's upload counts as part of the gather.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends a bucket to the host. The bucket is complete at time `now`. Returns the time at which backward continues.
-    /// With several ranks, backward continues at once. With one rank, backward waits until the ring has room.
+    /// With several ranks, backward does not wait. With one rank, backward waits until the ring has room.
     fn send(&mut self, index: usize, now: u64, is_alone: bool) -> u64 {
         let Bucket { sum_ns, down_ns, gradient_bytes, .. } = self.buckets[index];
         self.sums_free = self.sums_free.max(now) + sum_ns;
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Queues a task for the stepping thread. Tasks run in the order of their times.
+    /// Queues a task that the stepping thread may begin at time `at`. Tasks run in the order of these times.
     pub(super) fn give(&mut self, at: u64, task: Task) {
         let later = self.tasks.partition_point(|(given, _)| *given <= at);
         self.tasks.insert(later, (at, task));

@@ -75,8 +75,8 @@ impl Shards {
         self.shards.iter().map(|shard| shard.elements()).collect()
     }
 
-    /// Returns the bytes of states and masters. Each row begins a new block of 8-bit states. Short rows have states in
-    /// f32.
+    /// Returns the number of bytes of each state and of the masters. Each row begins a new block of 8-bit states. Short
+    /// rows have states in f32.
     pub(super) fn states(&self, model: &Model) -> Result<Vec<Held>, Failure> {
         let codes = |shard: &&Shard| {
             model.precision.moments == Moments::EightBit && shard.row >= LEAST_ROW && shard.rows > 0

@@ -127,7 +127,7 @@ impl Speeds {
     }
 }
 
-/// Returns the bytes that a collective over a buffer sends over each link of a ring.
+/// Returns the number of bytes that a collective over a buffer sends over each link of a ring.
 pub(super) fn bus_bytes(kind: CollectiveKind, bytes: u64, world_size: u32) -> f64 {
     let (ranks, bytes) = (f64::from(world_size), bytes as f64);
     match kind {

@@ -18,7 +18,7 @@ use crate::Failure;
 #[derive(Default)]
 pub(super) struct Peaks {
     held: BTreeMap<Memory, u64>,
-    /// The time in nanoseconds at which each gradient was written, and the gradient's span.
+    /// For each write of a gradient, its time in nanoseconds and the gradient's range of memory.
     written: Vec<(u64, Span)>,
 }
 

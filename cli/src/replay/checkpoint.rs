@@ -59,7 +59,7 @@ impl Resumed {
         Ok(Resumed { config, stepper, extras, steps: Steps::default() })
     }
 
-    /// Makes all passes with the gradients of a file.
+    /// Runs all passes with the gradients of a file.
     ///
     /// # Errors
     /// `Tensors` if a gradient is missing, has an unknown name or would be rounded.
@@ -82,7 +82,7 @@ impl Resumed {
         Ok(())
     }
 
-    /// Returns the summary of the replay, which began at `start`.
+    /// Returns the summary of a replay that began at time `start`.
     pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
         Summary::new(&self.config, &self.stepper, self.steps, start)
     }

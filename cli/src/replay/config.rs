@@ -18,8 +18,8 @@ use super::groups::{self, Group};
 use super::scales;
 use crate::Failure;
 
-/// The largest number of ranks with dynamic loss scaling. There is a limit because every bucket is padded to a multiple
-/// of the number of ranks.
+/// The largest number of ranks that a configuration with dynamic loss scaling may have. There is a limit because every
+/// bucket is padded to a multiple of the number of ranks.
 const MOST_SCALED_RANKS: u32 = 4096;
 
 /// A valid configuration.

@@ -84,7 +84,7 @@ impl Dtypes {
     }
 }
 
-/// Looks up the value of a word under this key.
+/// Returns the library's value for `word`, which the configuration has under `key`.
 ///
 /// # Errors
 /// Returns `Config` with the list of known words.

@@ -60,7 +60,7 @@ pub struct Param {
 impl Param {
     /// Returns the step count from which the stepper starts. For the stepper, the next step is a first step if the
     /// count is 0. For torch, the next step is a first step if the momentum buffer is missing. With the returned count,
-    /// the stepper agrees with torch.
+    /// the stepper and torch agree on whether the next step is a first step.
     pub fn first_count(&self, kept: &[&str]) -> u64 {
         let count = self.count.unwrap_or(0);
         match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {
@@ -83,7 +83,7 @@ struct Found {
 }
 
 impl Input {
-    /// Sorts a header's tensors and counts.
+    /// Assigns the tensors and the counts of a header to their parameters.
     ///
     /// # Errors
     /// Returns `Tensors` with the name of the first tensor or count that is missing, has an unknown name, or has a
@@ -280,7 +280,7 @@ fn product(key: &str, text: &str) -> Result<f64, Failure> {
     }
 }
 
-/// Returns a metadata key as an error names it.
+/// Returns the text by which errors name a metadata key.
 fn metadata(prefix: &str, name: &str) -> String {
     format!("metadata {}", quoted(&format!("{prefix}{name}")))
 }

@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Steps the tensors of `input` and writes the result to `out`, without any file.
+/// Steps the tensors of `input` and writes the result to `out`. Neither input nor output has to be a file.
 ///
 /// # Errors
 /// Returns an error if the configuration or the input is refused, or if writing fails. Only a failed write leaves a
@@ -105,7 +105,8 @@ pub fn replay(
     run.write(out).map_err(|error| Failure::File { what: "output".into(), error })
 }
 
-/// Steps a checkpoint with gradients and writes the next checkpoint, without any file.
+/// Steps a checkpoint with gradients and writes the next checkpoint to `out`. Neither input nor output has to be a
+/// file.
 ///
 /// # Errors
 /// Errors as for [`replay`].

@@ -1,5 +1,5 @@
-//! Writes the output file. The file is replaced once the new content is complete. If writing fails, the file is left
-//! unchanged.
+//! Writes the output file. The file is replaced only after the new content is complete. If writing fails, the file is
+//! left unchanged.
 //!
 //! The library replaces this file in the same way as it replaces a checkpoint. This module accepts only regular files,
 //! because renaming over a device would remove the device. It never replaces an input.

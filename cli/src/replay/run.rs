@@ -67,7 +67,7 @@ impl<R: Read + Seek> Run<R> {
 }
 
 impl<R: Read + Seek> Stepped<R> {
-    /// Returns the summary of the replay, which began at `start`.
+    /// Returns the summary of a replay that began at time `start`.
     pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
         Summary::new(&self.0.config, &self.0.stepper, self.0.steps, start)
     }

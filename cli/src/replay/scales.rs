@@ -1,4 +1,4 @@
-//! Reads clipping and the loss scale of a configuration. Clipping and the loss scale have one key each, so a
+//! Reads the keys `clip` and `loss_scale` of a configuration. Clipping and the loss scale have one key each, so a
 //! configuration cannot ask for two kinds of clipping or two loss scales.
 //!
 //! `clip` is an object with one norm. `loss_scale` is a number, or an object with the policy of a dynamic scale.

@@ -1,7 +1,7 @@
 //! A bundle as scripts/gpu-bundle.sh packs it, with stand-ins for every program that needs a GPU.
 //!
-//! `instep` is this test binary on the stand-in driver; tests, NVIDIA's tools and PyTorch's script are a few lines of
-//! shell or Python. run.sh, results.sh and rows.py are the real ones.
+//! `instep` is this test binary on the stand-in driver. A few lines of shell or Python stand in for each of the tests,
+//! NVIDIA's tools and PyTorch's script. run.sh, results.sh and rows.py are the real ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -134,7 +134,7 @@ impl Bundle {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Removes the permission to run a program.
+    /// Makes a program's file not executable.
     pub(super) fn forget_mode(&self, name: &str) {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o644)).unwrap();
     }

@@ -66,7 +66,8 @@ pub(crate) fn told(error: NcclError) -> String {
     format!("NCCL: {error:?}")
 }
 
-/// The gradient of a rank's data. The values are multiples of 1/8, so that sums are exact in any order.
+/// Returns the gradient of one bucket on one rank in one step. The values are multiples of 1/8, so that sums are exact
+/// in any order.
 pub(crate) fn gradient(rank: usize, step: usize, bucket: usize) -> Vec<f32> {
     (0..LENGTH).map(|k| ((k + 7 * bucket + 31 * step + 101 * rank) % 64) as f32 / 8.0 - 4.0).collect()
 }

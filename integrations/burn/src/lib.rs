@@ -1,6 +1,7 @@
 //! Steps burn's modules with instep, in one launch for all parameters.
 //!
-//! [`FusedOptimizer`] is called like burn's `ModuleOptimizer`, with the same [`GradientsParams`] and learning rates:
+//! [`FusedOptimizer::step`] takes the same arguments as burn's optimizers: learning rate, module and
+//! [`GradientsParams`]:
 //!
 //! ```
 //! use burn::module::Module;
@@ -209,7 +210,7 @@ impl FusedOptimizer {
     }
 }
 
-/// Steps the memory that was taken out of a module, in one launch.
+/// Steps parameters in one launch. `taken` is the memory that was taken out of the module.
 fn launch(model: &mut Model, lr: f64, taken: &mut [Taken]) -> Result<Option<Decision>, Error> {
     let (mut params, mut grads) = (Vec::with_capacity(taken.len()), Vec::with_capacity(taken.len()));
     for Taken { id, value, grad, .. } in taken {

@@ -45,15 +45,15 @@ def version(package: str) -> Optional[str]:
 
 
 class Others:
-    """Measures how much of all cores' time other processes and other virtual machines use from now on. Only Linux
-    reports these times.
+    """Measures, from now on, the share of all cores' time that other processes and other virtual machines use. Only
+    Linux reports these times.
     """
 
     def __init__(self) -> None:
         self.start = _seconds_of_cores()
 
     def share(self) -> Optional[float]:
-        """Returns the share of others, from 0 to 1, or None if the system does not report these times."""
+        """Returns the share of all cores' time that others used, from 0 to 1, or None if the system does not report it."""
         end = _seconds_of_cores()
         if self.start is None or end is None:
             return None

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+PAUSE_S = 0.01
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -35,10 +37,15 @@ class Spread:
 
 
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> dict[str, list[float]]:
-    """Takes one sample of every candidate in each round."""
+    """Takes one sample of every candidate in each round, after a pause.
+
+    Idle OpenMP threads first spin for some milliseconds. Libraries with separate OpenMP runtimes have separate threads,
+    so without the pause a sample shares the cores with the spinning threads of the previous candidate's library.
+    """
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for _ in rounds:
         for name, sample in sides.items():
+            time.sleep(PAUSE_S)
             samples[name].append(sample())
     return samples
 

@@ -24,7 +24,7 @@ from ._formats import MASTER_TYPES, QUANTUM, STATE_TYPES, WORDS, padded
 from ._groups import Hyper
 from ._kinds import FIRST, NO_UPDATE, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
-from ._sharded import Rows, cut_as, is_distributed, rows_of, spread_as
+from ._sharded import Rows, is_distributed, rows_of, sharded_as, spread_as
 
 ELEMENT = 16
 """Bytes between the zeros that are stepped instead of empty parameters."""
@@ -81,7 +81,7 @@ class Arena:
         self.lengths = [shard.numel() or 1 for shard in shards]
         self.rows = [rows_of(param) or Rows(length, 0) for param, length in zip(self.params, self.lengths)]
         *self.offsets, self.len = itertools.accumulate(map(self._room, range(len(members))), initial=0)
-        self.is_cut = any(is_distributed(param) for param in self.params)
+        self.has_dtensors = any(is_distributed(param) for param in self.params)
         self.is_apart = any(shard is not param for shard, param in zip(shards, self.params))
         self.has_gaps = not all(map(is_dense, shards))
         self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
@@ -176,7 +176,7 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """Returns the tensors with the version counters for the writes to a state. If the state is not watched, returns
+        """Returns the tensors in which torch counts the writes to a state. If the state is not watched, returns
         an empty list. A write to a ``DTensor`` is counted in the ``DTensor`` itself.
         """
         if name not in self.watched or name not in self.local[index]:
@@ -185,7 +185,7 @@ class Arena:
         return [local] if shown is local else [local, shown]
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
-        """Sets a parameter's states to the given values. States without a given value get their first values. The arena
+        """Sets a parameter's states to the given values. States without a given value get their initial values. The arena
         must have no native step, so call `retire_all` first.
         """
         param, hyper = self.params[index], self.hyper_of(index)
@@ -213,7 +213,7 @@ class Arena:
                 value = values[name]
                 if name.endswith("_scales") and not is_distributed(value):
                     value = value.reshape(self.shown[index][name].shape)
-                view.copy_(cut_as(value, param))
+                view.copy_(sharded_as(value, param))
             elif name == "master" and view.is_floating_point():
                 view.copy_(self.held(param).detach())
             else:
@@ -311,8 +311,8 @@ class Arena:
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
-        """The addresses of a spare element and of its gradient, both 0. A step updates this element instead of an empty
-        parameter, so that the parameter's updates are counted.
+        """The addresses of a spare element and of its gradient, which both have the value 0. A step updates this element
+        instead of an empty parameter, so that the parameter's updates are counted.
         """
         assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
@@ -369,7 +369,7 @@ class Arena:
         return step
 
     def _rows_from(self, index: int) -> tuple[int, int]:
-        """The length of a row, and the index of this shard's first element among those of all full parameters."""
+        """The length of a row, and the index of this shard's first element among the elements of all full parameters."""
         row = self.rows[index].row if self._has_rows(index) and index not in self.empty else self.lengths[index]
         return row, self.firsts[index] + self.rows[index].first
 
@@ -389,7 +389,7 @@ class Arena:
         """
         param = self.params[index]
         shard = self.held(param) if self.is_apart else param
-        return shard.data_ptr(), shard._version, param._version if self.is_cut and is_distributed(param) else 0
+        return shard.data_ptr(), shard._version, param._version if self.has_dtensors and is_distributed(param) else 0
 
     def _follow_master(self, index: int) -> None:
         """Copies a parameter's value into its master, if other code than a step has written the parameter."""

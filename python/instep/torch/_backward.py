@@ -29,7 +29,7 @@ class BackwardOptimizer(FusedOptimizer):
     def _decide_by(
         self, max_norm: Optional[float], grad_scaler: Optional[torch.amp.GradScaler], skip_nonfinite: bool
     ) -> None:
-        """Stores the options that require a decision over all gradients of a pass before the pass's first step."""
+        """Stores the options that make each pass decide over all its gradients before its first step."""
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
         self._has_limit = max_norm is not None

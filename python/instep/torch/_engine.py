@@ -1,7 +1,7 @@
 """The engine of every optimizer of this package: arenas for its parameters, and steps over some of them.
 
-The engine does not order its work and does not wait for gradients. The caller calls it when a gradient is complete.
-Calls for different parameters may come from different threads.
+The engine does not choose the order of steps and does not wait for gradients. The caller calls it when a gradient is
+complete. Calls for different parameters may come from different threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._arena import Arena, Member
 from ._formats import WORDS, Formats
 from ._groups import TOGETHER
 from ._kinds import Kind, is_dense
-from ._sharded import Holders, cut_as, is_distributed, shard_of
+from ._sharded import Holders, is_distributed, shard_of, sharded_as
 from ._threads import openmp
 
 NO_FACTORS = (1, 1.0, 0, 0)
@@ -214,8 +214,8 @@ class Engine:
             addresses, grads, keeps, copies = list(found), list(batch.grads), [], []
             for k, grad in enumerate(() if batch.has_addresses else grads):
                 if isinstance(grad, Tensor):
-                    if arena.is_cut:
-                        grad = _cut(grad, arena.params[batch.indices[k]])
+                    if arena.has_dtensors:
+                        grad = _sharded_like(grad, arena.params[batch.indices[k]])
                     stride = strides[k]
                     if arena.has_gaps and not is_dense(shards[k]):
                         copy = torch.empty_like(shards[k], memory_format=torch.preserve_format).copy_(shards[k])
@@ -321,11 +321,11 @@ def starts_in(
     return starts
 
 
-def _cut(grad: Tensor, param: Tensor) -> Tensor:
+def _sharded_like(grad: Tensor, param: Tensor) -> Tensor:
     """This rank's shard of a gradient."""
     if not is_distributed(param):
         return grad
-    return shard_of(grad) if grad.placements == param.placements else cut_as(grad, param)  # type: ignore[attr-defined]  # of DTensor
+    return shard_of(grad) if grad.placements == param.placements else sharded_as(grad, param)  # type: ignore[attr-defined]  # of DTensor
 
 
 def _taken_as(dtype: torch.dtype) -> torch.dtype:

@@ -185,7 +185,9 @@ def _may_change(value: Any) -> bool:
 
 
 class Settings:
-    """A cache of the hyperparameters of param groups. If nothing has changed, a read converts no value."""
+    """A cache of the hyperparameters of param groups. A read converts only values that are new objects or that may change
+    in place.
+    """
 
     def __init__(self, key: str) -> None:
         self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)

@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 def kind_of(
     key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper, clip: int = TOGETHER
 ) -> Kind:
-    """The kind of a parameter, for one shard and these hyperparameters. Refuses a parameter that no kernel can step."""
+    """The kind of a parameter with this shard and these hyperparameters. Refuses a parameter that no kernel can step."""
     refuse_unsteppable(key, formats, param, holders)
     formats = formats_of(formats, param)
     dtype, device = shard.dtype, shard.device

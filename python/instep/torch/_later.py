@@ -48,7 +48,7 @@ Member = tuple[dist.ProcessGroup, torch.device]
 
 
 class Agreement:
-    """Checks whether the ranks of some groups step with the same settings."""
+    """Checks, for each of these process groups, whether all its ranks step with the same settings."""
 
     def __init__(self, groups: Iterable[Member]) -> None:
         # A single rank has nothing to compare.

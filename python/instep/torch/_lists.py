@@ -77,7 +77,7 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
 
     The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and
     ``gradient_scale=``, both optional. The result keeps the tensors' memory alive, and each call reads values and
-    counts from this memory. A call of the result does not check the tensors again. If a tensor gets another ``data`` or
+    counts from this memory. Calling the result does not check the tensors again. If a tensor gets another ``data`` or
     size, call `prepare` again. Autograd does not detect that these calls change the parameters.
     """
     rule = RULES.get(function.__name__.removesuffix("_"))
@@ -128,7 +128,8 @@ def clip_(
 
 
 def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Adds each tensor to the tensor at the same index in ``into``. Results have the bits of ``into[k].add_(tensors[k])``.
+    """Adds each tensor to the tensor at the same index in ``into``. The result is bit for bit that of
+    ``into[k].add_(tensors[k])``.
 
     Tensors of both lists are float32 or bfloat16, in any mix, so bfloat16 gradients can accumulate in float32. A sum is
     computed in float32, and rounded once when it is stored.
@@ -137,7 +138,8 @@ def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None
 
 
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Copies each tensor to the tensor at the same index in ``into``. Results have the bits of ``into[k].copy_(tensors[k])``.
+    """Copies each tensor to the tensor at the same index in ``into``. The result is bit for bit that of
+    ``into[k].copy_(tensors[k])``.
 
     The tensors may have the same types as for `add_`.
     """

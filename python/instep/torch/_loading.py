@@ -139,7 +139,7 @@ def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):
         raise ValueError(
             f"state {name!r} of {tuple(value.shape)}: here its blocks are {expected}, since a DTensor's lie within "
-            "rows; load it where the parameter is cut as it was saved"
+            "rows; load it where the parameter is sharded as it was saved"
         )
 
 

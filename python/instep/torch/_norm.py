@@ -57,7 +57,7 @@ class GlobalNorm:
         return self._parts[part]
 
     def add(self, engine: Engine, batch: Batch) -> Prepared:
-        """Adds the gradients of a batch to the norm of its clip, except those that are None."""
+        """Adds the gradients of a batch, except those that are None, to the norm by which they are clipped."""
         part = batch.arena.kind.clip, batch.arena.holders
         self._added.add(part)
         return engine.add_norm(batch, self._part(*part))

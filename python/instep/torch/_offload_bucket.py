@@ -118,7 +118,7 @@ class Pass:
 
 
 def as_laid(grad: Tensor, place: Tensor) -> Tensor:
-    """Returns a gradient with the strides of its place on the host."""
+    """Returns a gradient with the strides of ``place``, the memory for it on the host."""
     if grad.layout is not torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.dtype != place.dtype:

@@ -185,7 +185,7 @@ class Offload:
         self.worker.put(partial(self._guarded, partial(self._begin, current)))
 
     def follow(self) -> None:
-        """Updates the mirrors of parameters that were written by other code than a step."""
+        """If code other than a step has written a parameter, copies the new values to its mirror."""
         for bucket in self.buckets:
             for param, mirror in zip(bucket.params, bucket.mirrors or ()):
                 now = (param.data_ptr(), param._version)

@@ -47,7 +47,7 @@ class Shards(Offload):
 
 
 class Copied:
-    """FSDP's event after the copy of a gradient."""
+    """The event that FSDP records after it copies a gradient to the host."""
 
     def __init__(self, event: Any) -> None:
         self.event = event

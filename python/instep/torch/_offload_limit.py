@@ -1,5 +1,5 @@
-"""A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts until it is
-freed.
+"""A limit on the memory of a simulated device. Each tensor that is made inside the mode `Limit` counts towards the
+limit until it is freed.
 
 The mode counts each storage once, by its bytes. Tensors of other threads do not count, because they are in host memory.
 """

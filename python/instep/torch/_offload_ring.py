@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Slot:
-    """Consecutive bytes of the ring, until they are returned."""
+    """Consecutive bytes of the ring, which are in use until they are returned."""
 
     def __init__(self, ring: Ring, start: int, end: int) -> None:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False

@@ -25,7 +25,7 @@ class Outermost:
 
     @property
     def is_open(self) -> bool:
-        """Whether the pass has not ended yet."""
+        """Whether a pass has begun and has not ended yet."""
         return self._callback is not None and self._callback() is not None
 
     def open(self, *_: Any) -> None:

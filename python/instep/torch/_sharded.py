@@ -115,12 +115,12 @@ def spread_as(shard: Tensor, param: Tensor) -> Tensor:
     return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=strides)
 
 
-def cut_as(value: Tensor, param: Tensor) -> Tensor:
+def sharded_as(value: Tensor, param: Tensor) -> Tensor:
     """This rank's shard of a tensor that belongs to a parameter, such as a state. The tensor may be full, or sharded in
     another way.
     """
     if not is_distributed(param):
-        return whole(value)
+        return full(value)
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
@@ -131,13 +131,13 @@ def cut_as(value: Tensor, param: Tensor) -> Tensor:
         return shard_of(value.redistribute(mesh, placements))  # type: ignore[attr-defined]  # of DTensor
 
 
-def whole(value: Tensor) -> Tensor:
+def full(value: Tensor) -> Tensor:
     """Returns the full tensor. Every rank must call this at the same time."""
     if not is_distributed(value):
         return value
     with torch.no_grad():
-        full: Tensor = value.full_tensor()  # type: ignore[attr-defined]  # of DTensor
-        return full
+        gathered: Tensor = value.full_tensor()  # type: ignore[attr-defined]  # of DTensor
+        return gathered
 
 
 def holders_of(param: Tensor) -> Holders:
@@ -159,7 +159,7 @@ def holders_of(param: Tensor) -> Holders:
 
 
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
-    """Refuses a parameter that a rank cannot step with only its own elements."""
+    """Refuses a parameter if a rank cannot step its elements without those of other ranks."""
     if not holders and type(param) in PLAIN:
         return
     shard = shard_of(param)
@@ -172,17 +172,17 @@ def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holde
     has_rows = is_distributed(param) and rows_of(param) is not None and shard.is_contiguous()
     if formats.states == "8bit" and not has_rows:
         raise NotImplementedError(
-            "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one; cut the "
+            "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one; shard the "
             "parameter along its first dimension, or use 'float32' or 'bfloat16'"
         )
     seed = formats.seed_of(shard.dtype, formats.states_of(shard.dtype))
     if seed is not None and is_distributed(param) and not has_neighbours(param):
         raise NotImplementedError(
-            "seed=: this rank holds rows that are not neighbours, and random bits are counted along them; cut the "
+            "seed=: this rank holds rows that are not neighbours, and random bits are counted along them; shard the "
             "parameter by Shard(0), or leave seed out"
         )
     if OPTIMIZERS[key].scales_by_norms:
         raise NotImplementedError(
-            f"{OPTIMIZERS[key].name}: scales a change by norms of the whole parameter, of which this rank holds a shard; "
-            "use another optimizer, or parameters that are not cut"
+            f"{OPTIMIZERS[key].name}: scales a change by norms of the full parameter, of which this rank holds a shard; "
+            "use another optimizer, or parameters that are not sharded"
         )

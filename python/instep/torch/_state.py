@@ -39,7 +39,7 @@ class Reader:
         self._counts: dict[int, list[Progress]] = {}
 
     def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
-        """The entry of a parameter in a group that needs these states."""
+        """The entry of a parameter, for a group that needs the states ``names``."""
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
@@ -107,7 +107,7 @@ class GroupSnapshot:
 
 
 class StateSnapshot:
-    """A snapshot of the objects in ``state``, with the addresses and versions of the arenas' tensors in it."""
+    """A snapshot of ``state``: its objects, the addresses of the arenas' tensors, and the versions of watched tensors."""
 
     def __init__(self, state: State, places: Iterable[Place]) -> None:
         self.objects = _native.objects_of(_as_dict(state))
@@ -117,8 +117,8 @@ class StateSnapshot:
         self.addresses, self.versions = self._addresses(), self._versions()
 
     def holds(self, state: State) -> bool:
-        """Whether the state has the same entries with the same tensors, in the same order, and no watched tensor was
-        written.
+        """Whether the state still has the snapshot's objects in the same order, and since the snapshot no tensor has moved
+        and no watched tensor was written.
         """
         return (
             _native.has_objects(_as_dict(state), self.objects)

@@ -109,7 +109,7 @@ class SteppedGradients:
         return (grad._version, local._version, local.data_ptr()) if self.is_alone else (0, 0, local.data_ptr())
 
     def _sampled(self) -> Optional[Tensor]:
-        """Sums of some values of the gradients. The bits of the sums are compared as integers, so that a NaN equals
+        """Sums of the first values of some gradients. The bits of the sums are compared as integers, so that a NaN equals
         itself.
         """
         grads = [param.grad for param in self.params if param.grad is not None]

@@ -181,7 +181,9 @@ def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
 
 
 def before_backward(model: nn.Module, begin: Callable[[Tensor], Optional[Tensor]]) -> None:
-    """Calls ``begin`` with the gradient of each output of a model, before any parameter has a gradient."""
+    """Calls ``begin`` with the gradient of each of a model's outputs, as soon as it is computed. The first call comes
+    before any parameter has a gradient.
+    """
 
     def watch(_: nn.Module, __: Any, output: Any) -> None:
         for leaf in tree_leaves(output):

@@ -62,7 +62,7 @@ def register_ddp(
         gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks, which the step
             used. ``"clear"`` is zeros. ``"sum"`` is the sum over ranks, not divided. It is the fastest choice, for
             loops that do not read gradients.
-        grad_scaler: a scaler. The step divides gradients by its scale. The step of all buckets is skipped if one
+        grad_scaler: a scaler. The step divides gradients by the scaler's scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
         hook: a function that replaces ``all_reduce``. The function must write a bucket's sum into the bucket's own
@@ -84,7 +84,7 @@ def register_ddp(
 
 @dataclass
 class Reduced:
-    """A bucket with a complete sum, which waits for the sums of other buckets."""
+    """A bucket that has its complete sum and waits for the sums of other buckets."""
 
     batches: list[Batch]
     prepared: list[Prepared]
@@ -119,7 +119,7 @@ class DDPOptimizer(BackwardOptimizer):
         self._own = {param for group in self.param_groups for param in group["params"]}
         self._refuse_others(self._own)
         self._decide_by(max_norm, grad_scaler, skip_nonfinite)
-        self._refuse_cut(self._own)
+        self._refuse_sharded(self._own)
         refuse_claimed(self._own)
         refuse_attached(managed)
         if ddp._comm_hooks:
@@ -165,7 +165,7 @@ class DDPOptimizer(BackwardOptimizer):
             )
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
-    def _refuse_cut(self, params: Iterable[Tensor]) -> None:
+    def _refuse_sharded(self, params: Iterable[Tensor]) -> None:
         """Refuses norms with tensor parallelism, because they need a further all-reduce, for which DDP's callback
         cannot wait.
         """
@@ -336,8 +336,8 @@ def frozen_in(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class Failure(RuntimeError):
-    """The error of a bucket that was not stepped. DDP expects a tensor, and raises "Unable to cast ... to Tensor" with
-    this text.
+    """The error of a bucket that was not stepped. DDP expects a tensor, so it raises "Unable to cast ... to Tensor", and
+    that message contains this error's text.
     """
 
     def __init__(self, error: Exception) -> None:

@@ -64,8 +64,8 @@ def register_fsdp(
         gradients: the content of ``.grad`` after backward. ``"average"`` is the shard that FSDP has reduced.
             ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped. With a scaler,
             ``"clear"`` is allowed only if all units have a ``CPUOffloadPolicy``.
-        grad_scaler: a scaler. The step divides gradients by its scale. The step of all shards on all ranks is skipped if
-            one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        grad_scaler: a scaler. The step divides gradients by the scaler's scale. The step of all shards on all ranks is
+            skipped if one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
         numa: with ``CPUOffloadPolicy``, whether the steps' threads stay on the cores near the GPU.
         options: hyperparameters and options of `FusedOptimizer`.

@@ -226,7 +226,7 @@ def nadam_(
 ) -> None:
     """Steps with NAdam, as :class:`FusedOptimizer` does.
 
-    ``mu_products`` are float64 or float32 tensors of one number, 1 before the first step.
+    ``mu_products`` are float64 or float32 tensors of one element, initially 1.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of
     `torch.optim.NAdam`.

@@ -69,8 +69,8 @@ def offload(
         params: the parameters to step, or param groups of them; None for all parameters that require a gradient.
         max_norm: clips by the exact global norm. Steps then run during the next forward pass, in the order in which
             that pass uses the parameters.
-        grad_scaler: a scaler. The step divides gradients by its scale. The step is skipped if one gradient is infinite
-            or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        grad_scaler: a scaler. The step divides gradients by the scaler's scale. The step is skipped if one gradient is
+            infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
         bucket_bytes: the approximate size, in bytes, of the gradients that are copied and stepped together.
@@ -139,17 +139,17 @@ class Memory:
             raise NotImplementedError(f"parameter on {one}: no copies are known there; use cuda")
         return Simulated() if one.type == "cpu" else Cuda(one, self.numa)
 
-    def cut(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
+    def split(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
         """Divides parameters into buckets, in the order in which backward is likely to finish their gradients."""
-        cut: list[list[Tensor]] = []
+        buckets: list[list[Tensor]] = []
         size = self.bucket_bytes
         for param in reversed(params):
             if size >= self.bucket_bytes:
-                cut.append([])
+                buckets.append([])
                 size = 0
-            cut[-1].append(param)
+            buckets[-1].append(param)
             size += param.numel() * param.element_size()
-        return cut
+        return buckets
 
 
 class Mirrored(Waiting):
@@ -204,16 +204,16 @@ class Mirrored(Waiting):
 
     def _buckets(self, device: Device, memory: Memory, params: Sequence[Tensor], first: int) -> list[Bucket]:
         buckets = []
-        for index, cut in enumerate(memory.cut(params), first):
-            size = sum(aligned(param.numel() * param.element_size()) for param in cut)
-            plain = [param.detach() for param in cut]
+        for index, own in enumerate(memory.split(params), first):
+            size = sum(aligned(param.numel() * param.element_size()) for param in own)
+            plain = [param.detach() for param in own]
             forms = [one if is_dense(one) else torch.empty_like(one, device="meta") for one in plain]
-            views = laid_out(device.page_locked(size), 0, forms, (param.dtype for param in cut))
+            views = laid_out(device.page_locked(size), 0, forms, (param.dtype for param in own))
             mirrors = [view.data for view in views]  # Each mirror has its own version.
-            for param, mirror in zip(cut, mirrors):
+            for param, mirror in zip(own, mirrors):
                 mirror.copy_(param.detach())
                 self._mirrors[id(param)] = mirror
-            bucket = Bucket(index, cut, mirrors)
+            bucket = Bucket(index, own, mirrors)
             if memory.accumulate == "host":
                 bucket.sums = [torch.empty_like(one, dtype=torch.float32) for one in mirrors]
             buckets.append(bucket)

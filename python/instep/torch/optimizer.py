@@ -2,7 +2,7 @@
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
 tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
-identity and address, and copies the new values into that memory.
+identity and address, and copies the new values into the memory that steps write.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class FusedOptimizer(Optimizer):
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
-        """Drops the objects that steps have built. Each object is built again only at its next use, because a program
-        may make an optimizer for each parameter.
+        """Drops the objects that steps have built. A program may make an optimizer for each parameter, so to save time,
+        each object is built again only at its next use.
         """
         if self._has_built:  # Python makes an object slower once its ``__dict__`` was read.
             for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):
@@ -238,7 +238,7 @@ class FusedOptimizer(Optimizer):
         return self._norms[device]
 
     def _limits(self) -> Mapping[int, Optional[float]]:
-        """The limits of groups that are clipped alone, as of the last read of the groups."""
+        """The limits of groups that are clipped alone, as they were when the groups were last read."""
         return {} if self._grouped is None else self._grouped.limits
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
@@ -342,7 +342,7 @@ class FusedOptimizer(Optimizer):
         return True
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over changed groups, and returns False. If a parameter's arena has no longer the states or the clip that
+        """Takes over changed groups, and returns False. If a parameter's arena no longer has the states or the clip that
         the parameter needs, nothing changes, and the result is True.
         """
         places = self._engine.places
@@ -367,8 +367,8 @@ class FusedOptimizer(Optimizer):
         return False
 
     def _refuse_other_clip(self) -> None:
-        """Runs if a group has changed between its own clip, the common clip and no clip. A subclass that forbids such a
-        change raises here.
+        """Is called when a group has changed its kind of clip (its own, the common one, or none). A subclass that forbids
+        such a change raises here.
         """
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:

@@ -70,8 +70,8 @@ class OverlappedStandardOptimizer(OverlappedOptimizer):
 
 
 def as_overlapped_optim(optim_cls: type, params: Optional[Iterable[Any]], *args: Any, **kwargs: Any) -> OverlappedOptimizer:
-    """Makes the overlapped form of an optimizer's class. If the class has none, makes the form of its nearest base
-    class.
+    """Makes the overlapped form of an optimizer's class. If no form is registered for this class, makes the form of
+    the nearest base class that has one.
     """
     for base in inspect.getmro(optim_cls):
         if base in _registered:

@@ -21,7 +21,7 @@ pub(super) const COUNTS: usize = 2;
 pub(super) const COPIES: usize = 3;
 /// The list of the carried numbers. Some optimizers have one number per parameter in addition to the step count.
 pub(super) const CARRIED: usize = 4;
-/// The list of the first state. The lists of further states follow.
+/// The index of the first state's list. The lists of further states follow.
 pub(super) const STATES: usize = 5;
 
 /// The types of one parameter's tensors.

@@ -420,7 +420,8 @@ impl Lists {
         Some(plans.remove(at))
     }
 
-    /// Stores a plan for the next call with the same formats and lengths. Also stores the memory for any later call.
+    /// Stores a plan for the next call with the same formats and lengths. Also stores `found`, memory that any later
+    /// call may use.
     fn keep(&self, plan: Plan, found: Found) {
         let mut idle = self.idle();
         if idle.plans.len() >= MOST_PLANS {

@@ -23,8 +23,8 @@ pub(super) const LEAST_SHARED: usize = 1 << 17;
 /// If the mean length of the tensors is below this number, a second thread saves no time. For shorter tensors, reading
 /// the list from Python takes longer than copying the elements.
 pub(super) const LEAST_MEAN: usize = 256;
-/// The smallest number of elements for which the GIL is released. The work on fewer elements takes less time than the
-/// release.
+/// The smallest number of elements for which the GIL is released. With fewer elements, the work takes less time than
+/// releasing the GIL.
 pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
 /// The number of elements of a block. Loops over a block are unrolled.
@@ -327,7 +327,7 @@ fn narrow(value: f32) -> u16 {
     if value.is_nan() { 0x7fc0 } else { rounded(value) }
 }
 
-/// Returns the bits of the bfloat16 that is nearest to a value other than NaN.
+/// Returns the bits of the bfloat16 nearest to `value`, which must not be NaN.
 #[inline(always)]
 fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -38,11 +38,11 @@ pub(super) struct Plan {
     pub(super) lens: Vec<u64>,
     pub(super) hyper: Vec<Value>,
     pub(super) parts: Vec<Part>,
-    /// Memory with one element for each list of each empty parameter. The updates of an empty parameter are counted
-    /// too, so a launch gets one spare element for it.
+    /// For each empty parameter, a spare element for each list. The updates of an empty parameter are counted too, so a
+    /// launch gets one spare element for it.
     pub(super) spare: Vec<u64>,
-    /// The start and end of each tensor's memory, and the tensor's number, sorted by the start addresses of the last
-    /// call. In the next call, this order is often nearly sorted, so the sort is fast.
+    /// The start and end of each tensor's memory, and the tensor's number, in the order of the start addresses in the
+    /// last call. In the next call, this order is often nearly sorted, so the sort is fast.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
 
@@ -55,9 +55,9 @@ pub(super) struct Part {
     pub(super) format: Format,
     /// Whether the optimizer carries a number in addition to each count.
     pub(super) carries: bool,
-    /// The counts and carried numbers that `step` has. A call sets only numbers that have changed.
+    /// The counts and carried numbers that `step` has. A call sets only those numbers that have changed.
     pub(super) progress: Vec<(u64, f64)>,
-    /// For each list, the addresses of the part's members. A step does not use them if the plan has only one part.
+    /// For each list, the addresses of the part's tensors. A step does not use them if the plan has only one part.
     pub(super) addresses: Vec<Addresses>,
 }
 
@@ -129,7 +129,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Copies the addresses of each part's members into the part.
+    /// Copies the addresses of each part's tensors from `found` into the part.
     pub(super) fn gather(&mut self, found: &Found) {
         for part in &mut self.parts {
             part.addresses.resize_with(found.addresses.len(), Addresses::default);
@@ -142,7 +142,7 @@ impl Plan {
         }
     }
 
-    /// Replaces the addresses of empty parameters and of their tensors by addresses of one spare element each.
+    /// Replaces the address of each empty parameter, and of its gradient, copy and states, by that of a spare element.
     pub(super) fn fill_empty(&mut self, found: &mut Found) {
         let lists = found.addresses.len();
         let empty = self.lens.iter().enumerate().filter(|(_, len)| **len == 0);

@@ -61,7 +61,7 @@ impl<R: Read + Seek> Data<R> {
     /// Passes the bytes of a range of a tensor's elements to `take`, in order and in pieces of complete elements.
     ///
     /// # Errors
-    /// `File` if the bytes cannot be read. Also returns any error of `take`.
+    /// `File` if the bytes cannot be read. Also returns any error that `take` returns.
     pub fn stream(
         &mut self,
         tensor: &Tensor,

@@ -94,9 +94,9 @@ impl std::error::Error for Failures {}
 /// Checks every property of the suite on this rank. Every rank of the group makes this call at about the same time.
 ///
 /// `make` returns this rank's communicator in a new group of the same ranks. On every rank, the suite calls `make` once
-/// for each property, in the same order. The suite drops all these communicators at the end. `patience` is the longest
-/// deadline of a call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices
-/// on a busy machine.
+/// for each property, in the same order. The suite drops all these communicators at the end. No call of the suite has a
+/// deadline longer than `patience`. A property fails if it takes longer than twice `patience`. A `patience` of 20
+/// seconds suffices on a busy machine.
 ///
 /// The suite supports up to 256 ranks. The suite tests sums of f32, and sums of every other type for which
 /// [`Collective::sums`] is true. The suite tests all-reduce, broadcast, and every other kind of call for which

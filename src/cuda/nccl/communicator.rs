@@ -1,8 +1,8 @@
 //! One rank's part in a group of GPUs. NCCL runs the collectives, and a host collective may report failures.
 //!
 //! The first failure of any communicator is stored, and sent to the other ranks over the host collective. Every later
-//! call on any of this rank's communicators returns that failure. Collectives go onto the caller's stream, and one
-//! thread at a time enqueues per device.
+//! call on any of this rank's communicators returns that failure. Collectives go onto the caller's stream, and only one
+//! thread at a time enqueues collectives on a device.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -161,9 +161,9 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings, one line each. A warning is about a setting that prevents overlap with backward, or about a
-    /// setting or an NCCL version with which ranks can hang if the program has its own communicator. The library prints
-    /// nothing itself.
+    /// Returns warnings, one line each. One warning names a setting that prevents overlap with backward. The other
+    /// warning names the setting, or the old NCCL version, with which ranks can hang if the program has its own
+    /// communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }

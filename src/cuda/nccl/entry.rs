@@ -58,9 +58,9 @@ impl Record {
     /// Reads and checks the records of all ranks, in the order of the ranks.
     ///
     /// # Errors
-    /// `Mismatch` if two ranks are about to make incompatible things, or if a communicator would lack a rank. Without
-    /// this error, NCCL would wait for the missing rank until the deadline. `PeerLost` if a rank has sent an invalid
-    /// record.
+    /// `Mismatch` if ranks make different steppers, if one makes a stepper and another a communicator, or if a
+    /// communicator would lack a rank. Without this error, NCCL would wait for the missing rank until the deadline.
+    /// `PeerLost` if a rank has sent an invalid record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
         let decode =

@@ -30,7 +30,7 @@ static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
-    /// The first id of the process that wrote this file (`FIRST`).
+    /// The value of `FIRST` in the process that wrote this file.
     run: UniqueId,
     id: UniqueId,
 }

@@ -122,8 +122,9 @@ impl Nccl {
     /// once the framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Ordering
-    /// Before this call, all collectives of this crate's other communicators on the device have ended. This crate
-    /// cannot order collectives that were enqueued before this call with later collectives ([`Nccl`]).
+    /// Before this call, all collectives of this crate's other communicators on the device have ended. This crate does
+    /// not know of collectives that were enqueued before this call, so it cannot make later collectives wait for them
+    /// ([`Nccl`]).
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`

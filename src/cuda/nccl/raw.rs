@@ -3,7 +3,8 @@
 //!
 //! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, its deadline has
 //! passed, or the check `wanted` returns an error. While a call is in progress, nothing else touches its stream. An
-//! abort may wait for NCCL's threads, so it runs on a separate thread. Two threads never use a communicator at once.
+//! abort may wait for NCCL's threads, so it runs on a separate thread. Two threads never use the same communicator at
+//! the same time.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;

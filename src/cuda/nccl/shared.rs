@@ -41,7 +41,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Runs `call` with a communicator. If the communicator has ended, returns the group's first failure instead. If
-    /// there was no failure, returns the error of a closed communicator.
+    /// the group has not failed, the error says that the communicator is closed.
     pub(super) fn with_raw<T>(&self, slot: &Slot, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
         match lock(slot).as_ref() {
             Some(raw) => call(raw),

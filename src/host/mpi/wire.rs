@@ -32,7 +32,7 @@ pub(super) enum Tag {
 /// A failure is sent as one message of this size, padded with zeros.
 const FAILURE_BYTES: usize = 1024;
 
-/// The time for which a rank polls without sleeping. Messages of a large buffer need many polls.
+/// The time for which a rank polls without sleeping. A message with much data ends only after many polls.
 const AWAKE: Duration = Duration::from_millis(1);
 
 static LIBRARY: Mutex<()> = Mutex::new(());

@@ -40,7 +40,7 @@ impl Borrowed {
         Borrowed::default()
     }
 
-    /// Sets the address of a parameter. The memory has as many elements as registered for the parameter. The stepper's
+    /// Sets the address of a parameter. The memory has as many elements as the parameter. The stepper's
     /// [precision](crate::StepperBuilder::precision) sets the elements' type. Every parameter of the layout needs an
     /// address. The address of an empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {

@@ -148,7 +148,7 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Creates the schedules that were set on the builder for groups.
+    /// Creates the schedules that the builder's `lr_schedule` has set for groups.
     pub(crate) fn new(
         layout: &Layout,
         optimizers: &Optimizers,

@@ -31,14 +31,14 @@ pub(crate) enum Target {
     Params(Vec<usize>),
     /// Parameters. The optimizer runs after the parameters' earlier optimizers.
     FurtherParams(Vec<usize>),
-    /// No parameter: the optimizer is listed with these parameters and steps nothing.
+    /// The optimizer is listed with these parameters, but steps nothing.
     Nothing(Vec<usize>),
 }
 
 /// The optimizers of one stepper, and the parameters that each steps.
 #[derive(Clone)]
 pub(crate) struct Optimizers {
-    /// The optimizers in the settings' order: the layout's groups first.
+    /// The optimizers in the settings' order. Those of the layout's groups come first.
     pub(super) entries: Vec<Entry>,
     /// The entries of each group. A group without entries is not in the map.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
@@ -51,15 +51,15 @@ pub(crate) struct Optimizers {
     /// Pairs of an entry and a parameter that it steps, for parameters with a multiplier.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
     /// The names of each kernel's states in each round. If optimizers of one kernel have different states, these are
-    /// the names of the optimizer with the most states.
+    /// the state names of the optimizer with the most states.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// The names of all states that have had an index so far. The optimizer now uses this full list, or a prefix of it.
-    /// An index is never reused for another state, because the memory keeps the old state's values.
+    /// The names of all states that have had an index so far. The optimizer's present states are this list or a prefix
+    /// of it. An index is never reused for another state, because the memory keeps the old state's values.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }

@@ -34,10 +34,11 @@ pub enum Strategy {
     Zero,
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
     /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full. All ranks must unshard the same
-    /// buckets in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards of a bucket. The
-    /// launch of the bucket and the end of the pass free these shards too. Every rank must write the same values to the
-    /// same parameters, even to parameters without masters. Ranks compare these values, and the next collective returns
-    /// `Mismatch` if they differ. This strategy refuses uneven inputs, and everything that `Zero` refuses.
+    /// buckets in the same order. [`reshard`](crate::Stepper::reshard) frees the other ranks' shards of a bucket. These
+    /// shards are also freed when the bucket is launched, and at the end of the pass. Every rank must write the same
+    /// values to the same parameters, even to parameters without masters. Ranks compare these values, and the next
+    /// collective returns `Mismatch` if they differ. This strategy refuses uneven inputs, and everything that `Zero`
+    /// refuses.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -81,7 +82,7 @@ pub struct OffloadPolicy {
 }
 
 impl Default for OffloadPolicy {
-    /// Returns a policy with page-locked memory, which is also PyTorch's default.
+    /// Returns a policy with page-locked memory, which PyTorch also uses by default.
     fn default() -> Self {
         OffloadPolicy { pin_memory: true }
     }
@@ -147,8 +148,9 @@ pub struct Status {
     /// clips gradients or may be skipped tests averaged gradients. Any other pass tests summed gradients. The results
     /// can differ, because a small loss scale can make the average infinite although the sum is finite. With [sharded
     /// states](crate::Strategy), this is the smallest index on any rank. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index in the rank's group. All groups
-    /// have the same sums, so the indices of groups can differ only because of local parameters.
+    /// [`shard_size`](crate::StepperBuilder::shard_size), this is the smallest index in the rank's group. After the
+    /// replicas' all-reduce, all groups have the same sums, so this index can differ between groups only because of
+    /// local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

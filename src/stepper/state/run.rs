@@ -15,7 +15,7 @@ use crate::timeline::{Exposure, Interval, Lane, TimedOp};
 pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
-    debt: Debt,
+    deferred: DeferredWaits,
     /// A buffer of ops for the device. The buffer is reused, so that passes in the steady state allocate nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
@@ -26,22 +26,22 @@ pub(crate) struct Run<D> {
 
 /// Deferred waits of the compute stream.
 #[derive(Default)]
-struct Debt {
+struct DeferredWaits {
     /// For each stream, the tick for which the trainer must wait before it continues.
-    owed: [u64; STREAMS],
-    paid: [u64; STREAMS],
+    needed: [u64; STREAMS],
+    done: [u64; STREAMS],
 }
 
-impl Debt {
-    fn is_owed(&self) -> bool {
-        self.owed.iter().zip(&self.paid).any(|(owed, paid)| owed > paid)
+impl DeferredWaits {
+    fn is_any_left(&self) -> bool {
+        self.needed.iter().zip(&self.done).any(|(needed, done)| needed > done)
     }
 
     /// Executes every deferred wait.
-    fn pay<D: Device>(&mut self, device: &mut D, recording: &mut Option<Recording>) -> Result<()> {
+    fn execute<D: Device>(&mut self, device: &mut D, recording: &mut Option<Recording>) -> Result<()> {
         for stream in Stream::ALL {
-            let tick = self.owed[stream.index()];
-            if self.paid[stream.index()] >= tick {
+            let tick = self.needed[stream.index()];
+            if self.done[stream.index()] >= tick {
                 continue;
             }
             let start_ns = device.now_ns();
@@ -50,7 +50,7 @@ impl Debt {
                 recording.blocked.push(Interval { start_ns, end_ns: device.now_ns() });
             }
             outcome?;
-            self.paid[stream.index()] = tick;
+            self.done[stream.index()] = tick;
         }
         Ok(())
     }
@@ -85,7 +85,14 @@ impl Recording {
 impl<D: Device> Run<D> {
     pub(crate) fn new(schedule: Schedule, device: D, record: bool) -> Self {
         let recording = record.then(Recording::default);
-        Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording, rescued: None }
+        Run {
+            schedule,
+            device,
+            deferred: DeferredWaits::default(),
+            batch: Vec::new(),
+            recording,
+            rescued: None,
+        }
     }
 
     /// Submits the schedule's new ops to the device.
@@ -108,17 +115,17 @@ impl<D: Device> Run<D> {
             }
             match (op.stream, op.action) {
                 (Stream::Compute, Action::Wait(ticket)) => {
-                    self.debt.owed[ticket.stream.index()] = ticket.tick;
+                    self.deferred.needed[ticket.stream.index()] = ticket.tick;
                     continue;
                 }
-                (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
+                (Stream::Compute, Action::Record(_)) if self.deferred.is_any_left() => {
                     // The deferred waits may be for ops that are still in the batch, so the batch is submitted first.
                     self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
                     // In the list, this Record comes after the deferred Waits, so the trainer must execute these Waits
                     // first. Usually an earlier access has already done this. If a wait fails, later ops are skipped
                     // and the next access reports the failure.
-                    let _ = self.debt.pay(&mut self.device, &mut self.recording);
+                    let _ = self.deferred.execute(&mut self.device, &mut self.recording);
                 }
                 _ => {}
             }
@@ -130,7 +137,7 @@ impl<D: Device> Run<D> {
         }
         if D::TRAINER_IS_A_STREAM {
             // If a wait fails, later ops are skipped and the next access reports the failure.
-            let _ = self.debt.pay(&mut self.device, &mut self.recording);
+            let _ = self.deferred.execute(&mut self.device, &mut self.recording);
         }
     }
 
@@ -153,7 +160,7 @@ impl<D: Device> Run<D> {
         Ok(())
     }
 
-    /// Freezes or unfreezes a parameter from the next pass on, after [`Schedule::touch_frozen`].
+    /// Freezes or unfreezes a parameter from the next pass on. Call [`Schedule::touch_frozen`] first.
     pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) {
         self.schedule.set_frozen(param, frozen);
         if let Some(recording) = &mut self.recording {
@@ -168,7 +175,7 @@ impl<D: Device> Run<D> {
         if self.rescued.is_some() {
             return Ok(());
         }
-        self.debt.pay(&mut self.device, &mut self.recording)
+        self.deferred.execute(&mut self.device, &mut self.recording)
     }
 
     /// Waits for all ops. If the device has failed, shuts down the device, so that no further op touches memory.
@@ -190,7 +197,7 @@ impl<D: Device> Run<D> {
     /// Drops the deferred waits of a capture that has ended. Stream positions of a capture have no meaning after its
     /// end.
     pub(crate) fn drop_deferred_waits(&mut self) {
-        self.debt.paid = self.debt.owed;
+        self.deferred.done = self.deferred.needed;
     }
 
     /// Records that the trainer touches these bytes. Call [`settle`](Self::settle) first.

@@ -18,7 +18,8 @@ pub(crate) struct ParamsWritten {
     /// Whether passes broadcast written parameters. With sums by the caller, the caller must keep parameters equal on
     /// all ranks.
     is_sent: bool,
-    /// Whether rank 0's parameters were broadcast before.
+    /// Whether the first broadcast of all parameters is no longer due: a pass has begun, or the caller sums the
+    /// gradients.
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
@@ -144,7 +145,8 @@ pub(crate) struct Loaded {
     pub(crate) previous_norm: Option<Option<f64>>,
     /// A hash of step counts that were set, and of states that were written.
     folded: u64,
-    /// A hash of writes to parameters that are not broadcast. The order of the writes does not matter.
+    /// A hash of the values that were written to parameters and are not broadcast. The order of the writes does not
+    /// matter.
     params: u64,
 }
 

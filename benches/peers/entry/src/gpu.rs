@@ -1,7 +1,7 @@
 //! Steps PyTorch's tensors on a GPU, on PyTorch's stream, for torch_gpu.py.
 //!
 //! A stepper borrows the tensors and makes whole passes: begin, hand-over of every gradient, finish. Errors go to
-//! standard error. Around a pass, this file must do only the work of a trainer.
+//! standard error. Before and after a pass, this file must do only the work of a trainer.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ pub(crate) struct Tensors {
     buckets: usize,
     segments: usize,
     length: usize,
-    /// The device addresses of buckets x segments parameters, bucket by bucket.
+    /// The device addresses of all parameters (`segments` per bucket), bucket by bucket.
     params: *const *mut f32,
     /// The device addresses of the flat gradients of each bucket.
     grads: *const *mut f32,

@@ -1,7 +1,8 @@
 //! Steps buckets immediately, for C or Python programs that compare the times of instep and other libraries.
 //!
 //! This interface is only for benches and is not the library's C interface. A failed call returns null or false, and
-//! any function may change in later versions. This file must do no work around the step that the product would not do.
+//! any function may change in later versions. Before and after a step, this file must do no work that a user of the
+//! library would not do.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -63,7 +64,8 @@ pub extern "C" fn instep_peer_new(
     launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
 }
 
-/// Returns the first element of parameters (0), gradients (1) or a moment (2, 3) of all buckets, in bucket order.
+/// Returns the address of the first bucket's parameters (0), gradients (1) or moment (2, 3). The other buckets follow
+/// in order.
 ///
 /// # Safety
 /// `launcher` comes from `instep_peer_new` and has not been freed.

@@ -33,8 +33,8 @@ pub(super) struct Options {
     /// all; overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// Fill gradients and states with zeros, like those of embedding rows that no token used. Divisions of zeros take a
-    /// slow path.
+    /// Fill gradients and states with zeros, like those of embedding rows that no token used. On a GPU, dividing zero
+    /// by a number takes a slow path.
     #[arg(long)]
     zeros: bool,
     /// File of kernels, built by scripts/bench-kernels.sh. The overlap bench needs this file. With this file, steps and

@@ -23,7 +23,7 @@ use crate::bench::statistics::Spread;
 use crate::bench::table::announce;
 use crate::console::print_line;
 
-/// A sample has enough launches to move about this number of bytes, but at most [`MOST_LAUNCHES`].
+/// A sample has enough launches to move about this number of bytes, but at most [`MOST_LAUNCHES`] launches.
 const SAMPLE_BYTES: u64 = 2 << 30;
 const MOST_LAUNCHES: u64 = 64;
 /// Time for which the GPU runs a case before its first round. This warm-up is needed because the GPU's clock rate drops

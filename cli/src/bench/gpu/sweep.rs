@@ -1,4 +1,5 @@
-//! The cases of the step bench and the norm bench: sizes, in the cache or beyond it, and limits on blocks.
+//! The cases of the step bench and the norm bench: the buckets' sizes, whether the buckets are in the cache, and limits
+//! on thread blocks.
 //!
 //! The bench steps AdamW first, because even an interrupted run should have the rows of AdamW. Some cases may not fit
 //! into memory. The bench skips these cases and reports them.
@@ -137,7 +138,7 @@ impl Case {
         self.optimizer.as_deref().unwrap_or("norm")
     }
 
-    /// Returns the bytes of all arrays that the work accesses, without the scales of 8-bit states.
+    /// Returns the total number of bytes of the arrays that the work accesses, without the scales of 8-bit states.
     fn footprint(&self) -> u64 {
         let precision = self.kind.precision();
         let (grad, states) = (precision.grad.bytes(), self.states as u64 * precision.moments.bytes());

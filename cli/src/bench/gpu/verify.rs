@@ -24,7 +24,7 @@ const STEPS: usize = 2;
 const PERIOD: usize = 1 << 20;
 /// Cases of up to this number of elements are compared in full.
 const WHOLE: u64 = 16 << 20;
-/// The number of ranges that are compared in a larger case. Each range is one period long.
+/// The number of ranges that are compared in a case of more than [`WHOLE`] elements. Each range is one period long.
 const TILES: u64 = 16;
 const SEED: u64 = 1;
 
@@ -128,8 +128,8 @@ impl Expected {
         Ok(compared)
     }
 
-    /// Makes a launcher on the host with one parameter of `len` elements. Its elements get the values that the case's
-    /// elements have from index `first` on.
+    /// Makes a launcher on the host with one parameter of `len` elements. The parameter gets the values of the case's
+    /// elements `first` to `first + len - 1`.
     fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
         let layout = Layout::builder().param("w", len).build()?;
         let optimizer = self.rule.optimizer()?;

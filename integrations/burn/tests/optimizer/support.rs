@@ -85,7 +85,7 @@ pub(crate) fn bits<M: Module>(module: &M) -> Vec<Vec<u32>> {
     values(module).into_iter().map(bits).collect()
 }
 
-/// Returns the gradient of each parameter, and another set of the same gradients.
+/// Returns the values of each parameter's gradient, and new `GradientsParams` with the same gradients.
 pub(crate) fn copied<M: Module>(
     module: &M,
     grads: &GradientsParams,

@@ -5,20 +5,20 @@
 
 use std::io::{self, Write};
 
-pub(super) struct Patient<W> {
+pub(super) struct LateErrors<W> {
     out: W,
-    /// Whether errors are reported at the end. If false, errors are reported at once.
+    /// Whether a failed write is reported only by `flush`. If false, errors are reported at once.
     waits: bool,
     failed: Option<io::Error>,
 }
 
-impl<W: Write> Patient<W> {
-    pub(super) fn new(out: W, waits: bool) -> Patient<W> {
-        Patient { out, waits, failed: None }
+impl<W: Write> LateErrors<W> {
+    pub(super) fn new(out: W, waits: bool) -> LateErrors<W> {
+        LateErrors { out, waits, failed: None }
     }
 }
 
-impl<W: Write> Write for Patient<W> {
+impl<W: Write> Write for LateErrors<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.failed.is_some() {
             return Ok(bytes.len());
@@ -41,5 +41,5 @@ impl<W: Write> Write for Patient<W> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/checkpoint/patient.rs"]
+#[path = "../../tests/unit/checkpoint/late_errors.rs"]
 mod tests;

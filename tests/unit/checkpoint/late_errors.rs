@@ -18,8 +18,8 @@ impl Write for Full {
 
 #[test]
 fn a_failure_is_reported_at_the_end_or_at_once() {
-    let mut patient = Patient::new(Full, true);
-    assert!(patient.write_all(&[1; 9]).is_ok() && patient.write_all(&[2]).is_ok());
-    assert_eq!(patient.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
-    assert!(Patient::new(Full, false).write_all(&[1]).is_err());
+    let mut writer = LateErrors::new(Full, true);
+    assert!(writer.write_all(&[1; 9]).is_ok() && writer.write_all(&[2]).is_ok());
+    assert_eq!(writer.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert!(LateErrors::new(Full, false).write_all(&[1]).is_err());
 }
