@@ -30,7 +30,8 @@ fn sample(rank: usize, index: usize) -> (Vec<f32>, f32) {
     (features, target)
 }
 
-/// Trains on one rank. Returns the final mean squared error over the rank's samples, and the bits of the weights.
+/// Trains on one rank. Returns the mean squared error over the rank's samples before the last step, and the bits of the
+/// weights after it.
 fn train(comm: impl Collective + 'static) -> Result<(f32, Vec<u32>)> {
     let layout = Layout::builder().param("weights", FEATURES).build()?;
     let weights = layout.id("weights")?;

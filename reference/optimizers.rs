@@ -1,9 +1,10 @@
-//! The specification of every optimizer, in f64 and one element at a time, as in the papers and `torch.optim`.
+//! The specification of every optimizer, in f64 and one element at a time, as in the papers and `torch.optim`. Only
+//! LAMB's ratio needs all elements of a parameter.
 //!
 //! The tests compare the kernels with this file. Before the host's step bench times f32 steps, it also compares their
 //! results with this file's. This file is short enough to be checked by eye, imports nothing, and shares no line with
-//! the kernels. The file uses the textbook forms: averages are beta*old + (1-beta)*new, powers are powi, and AdamW's
-//! decay multiplies by 1 - lr*weight_decay.
+//! the kernels. The file uses the textbook forms: averages are beta*old + (1-beta)*new, powers of betas are powi, and
+//! AdamW's decay multiplies by 1 - lr*weight_decay.
 
 /// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]

@@ -46,7 +46,7 @@ pub trait Device: Executor {
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
     /// # Errors
-    /// `Poisoned` if any op has failed. A GPU reports some failures only in this call.
+    /// `Poisoned` if any op has failed. On a GPU, this call may be the first that reports a failure.
     fn end(&mut self) -> Result<()>;
 
     /// Returns the current time in nanoseconds, on the clock that times ops.

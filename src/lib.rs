@@ -4,7 +4,7 @@
 //! A stepper can also [borrow](StepperBuilder::host_borrowing) your parameters and gradients. Inside a [`Pass`], your
 //! code (the trainer) reads parameters, writes gradients and hands each gradient over. Once all gradients of a bucket
 //! are handed over, a [`Collective`] sums them over the ranks. One kernel launch then steps the bucket ([`Lamb`] takes
-//! two launches). The rest of backward runs during the all-reduce and the step.
+//! two launches). In the default mode, the rest of backward runs during the all-reduce and the step.
 //!
 //! docs/rust.md has a program that steps parameters in borrowed memory. In the following program, instep owns the
 //! memory and runs the all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:

@@ -1,4 +1,4 @@
-//! Waits for events that send no notification. A wait first polls without sleeping.
+//! Waits for events that send no notification. A wait first polls without sleeping, unless `awake` is zero.
 //!
 //! NCCL calls, MPI calls and GPU events often complete within microseconds. A sleep lasts tens of microseconds or more,
 //! and would delay the trainer's thread once per bucket. A long wait sleeps between polls, and also checks whether the

@@ -83,14 +83,14 @@
 // Steps all buckets after the last sum, one bucket after the other.
 #define INSTEP_MODE_SEQUENTIAL 2
 
-// A step does not change gradients: they are still the sums over the ranks. The default.
+// A step does not change the gradients of stepped parameters: they are still the sums over the ranks. The default.
 #define INSTEP_GRADIENTS_KEEP 0
 
 // The step zeroes the gradients that it has read.
 #define INSTEP_GRADIENTS_ZERO 1
 
-// The memory of stepped gradients is returned to the system. This option requires a stepper on the CPU that owns its
-// memory.
+// The memory of stepped gradients is returned to the system. This option requires Linux, and a stepper on the CPU that
+// owns its memory.
 #define INSTEP_GRADIENTS_RELEASE 2
 
 // The step overwrites each gradient with the value that it used: the mean over ranks, divided by the loss scale and
@@ -146,8 +146,8 @@
 // The parameter itself. If the parameter has a master weight, instep_stepper_read copies the master's values.
 #define INSTEP_PARAM 0
 
-// A parameter's gradient. After a pass with INSTEP_GRADIENTS_KEEP, the gradient is the sum over the ranks, still
-// multiplied by the loss scale.
+// A parameter's gradient. After a pass with INSTEP_GRADIENTS_KEEP, the gradient of a stepped parameter is the sum over
+// the ranks (if is_local is 1, this rank's own gradient), still multiplied by the loss scale.
 #define INSTEP_GRAD 1
 
 // A state of the parameter's optimizer. The state's name must be given.
@@ -234,9 +234,10 @@ typedef struct {
 // determine the tensors' element types. All gradients of a bucket must have one type.
 //
 // The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
-// after a call of instep_stepper_address with INSTEP_WRITE, until the parameter is handed over. The caller may read a
-// parameter after a call of instep_stepper_address, until the parameter is handed over. At all other times the caller
-// must not touch gradients or parameters.
+// after a call of instep_stepper_address with INSTEP_WRITE, and may read a parameter after a call of
+// instep_stepper_address. On the CPU, the caller may also write a parameter after a call between passes with
+// INSTEP_WRITE. Each permission ends when the address becomes invalid (see instep_stepper_address). At all other times
+// the caller must not touch gradients or parameters.
 typedef struct {
   // sizeof(instep_memory).
   size_t size;
@@ -324,7 +325,7 @@ typedef struct {
   void *compute_stream;
   // Largest number of thread blocks of a step. A step is divided into tiles of elements. 0: each block steps one
   // tile if the step of a tile reads and writes at least 38 KiB on average, and otherwise so many tiles that the
-  // block reads and writes about 224 KiB.
+  // block reads and writes about 224 KiB, or fewer tiles if the launch would have too few blocks for the GPU.
   uint32_t max_blocks;
   // Zero. Anything else is refused.
   uint32_t reserved;
@@ -692,7 +693,8 @@ typedef struct {
 // A parameter or tensor is unknown, named twice, missing, of another length, or misaligned. Nothing has changed.
 #define INSTEP_LAYOUT 7
 
-// The call is out of order, for example at the wrong point of a pass. Nothing has changed.
+// The call is out of order, for example at the wrong point of a pass. Nothing has changed, except that
+// instep_stepper_free has freed the stepper.
 #define INSTEP_ORDER 8
 
 // This machine, this build, or a part such as the collective does not support the call. Nothing has changed.
@@ -737,8 +739,7 @@ extern "C" {
 #endif // __cplusplus
 
 // Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor except a released
-// gradient can be read. A pass can
-// read only parameters, and gradients that were written in that pass. `count`
+// gradient can be read. In a pass, only parameters, and gradients that were written in that pass, can be read. `count`
 // is the number of elements of the tensor's parameter.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits for the last step of the
@@ -778,9 +779,9 @@ instep_status instep_stepper_address(instep_stepper *stepper,
 
 // Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
 // parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses.
-// `*out_has_new_buckets` is 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new.
-// out_has_new_buckets may be null. With new buckets, ranks compare layouts, buckets and options. States and step
-// counts stay with their parameters. Copy each parameter's values to its new address before this call.
+// `*out_has_new_buckets` is 1 if the buckets are new, and 0 if at most addresses have changed. out_has_new_buckets may
+// be null. With new buckets, ranks compare layouts, buckets and options. States and step counts stay with their
+// parameters. Copy each parameter's values to its new address before this call.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 // all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on
@@ -834,10 +835,11 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       instep_norm *norm,
                                       void *stream);
 
-// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. The call does not read
-// or check the list of tensors again, which saves much of the time of a small step. The call returns INSTEP_ORDER if
-// no call of instep_bucket_step_step has succeeded since the bucket step was created, or since the last call of
-// instep_norm_add for this bucket step. The tensors must still be valid and must not overlap.
+// Repeats the step of the last call of instep_bucket_step_step that was not refused, on the same tensors, but with
+// `scaling` and without a norm. The call does not read or check the list of tensors again, which saves much of the
+// time of a small step. The call returns INSTEP_ORDER if no call of instep_bucket_step_step has succeeded since the
+// bucket step was created, or since the last call of instep_norm_add for this bucket step. The tensors must still be
+// valid and must not overlap.
 //
 // Any thread may call this function, one thread at a time per bucket step. The function works only on the CPU. On a
 // GPU it returns INSTEP_UNSUPPORTED.
@@ -872,7 +874,8 @@ instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
 // Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
 // optimizers, `*out_carried` is 1. Either pointer may be null.
 //
-// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
+// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call may wait for the last
+// step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint32_t param,
                                           uint64_t *out_count,
@@ -881,7 +884,8 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
 // Resumes a training: sets the numbers that instep_bucket_step_progress reads. For NAdam with a count above 0,
 // `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63 or more is refused.
 //
-// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
+// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call may wait for the last
+// step.
 instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
 
 // Adds the summed gradients of a bucket to a norm. Add each bucket once between instep_norm_begin and
@@ -895,7 +899,8 @@ instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const
 // Frees a bucket step. If the handle is null, the call does nothing.
 //
 // Any thread may call this function, one thread at a time per bucket step. If another thread is using the bucket step,
-// the call returns INSTEP_BUSY and does not free the bucket step. On a GPU, the call waits for the last step.
+// the call returns INSTEP_BUSY and does not free the bucket step. On a GPU, the call waits for the last step, but only
+// for up to 20 ms. After 20 ms, the memory that the step may still use is leaked.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
 // Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes. On
@@ -999,11 +1004,13 @@ instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, siz
 
 // Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 // micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a call of instep_stepper_write
-// for a parameter, the next pass broadcasts all parameters of the parameter's bucket.
+// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. If a parameter is written later
+// (instep_stepper_write, or instep_stepper_address with INSTEP_WRITE), the next pass broadcasts all parameters of the
+// parameter's bucket. With sums_by_caller, no pass broadcasts parameters.
 //
-// Any thread may call this function, one thread at a time per stepper. On a GPU, if parameters were written before
-// this call, the call waits until the other ranks make this call too. Otherwise this call does not wait.
+// Any thread may call this function, one thread at a time per stepper. On a GPU, the call waits only if it is eight
+// passes ahead of the GPU. On the CPU, the call waits only if the option `is_inline` is 1: if the pass broadcasts
+// parameters, the call then waits for the broadcast.
 instep_status instep_stepper_begin(instep_stepper *stepper, uint32_t micro_batches);
 
 // Begins the next micro-batch. The caller may then use every parameter and gradient again. The values of the gradients
@@ -1014,8 +1021,9 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
 // Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 // parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-// reduced. The option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use,
-// its address and its gradient's address become invalid.
+// reduced. With a collective of several ranks, the reduce also requires that all earlier buckets are handed over. The
+// option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use, its address
+// and its gradient's address become invalid.
 //
 // Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 // is 1. On a GPU, the sum and the step run after the work that is on compute_stream at the time of the call.
@@ -1069,14 +1077,14 @@ instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buck
 // hyperparameters stay as they are. All ranks must set the same value. Use this call for learning-rate schedules.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-// steps.
+// steps, except after an abandoned pass.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
 // Sets the given hyperparameters of a group from the next pass on. A null `group` means the group "default". If one
 // hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks must set the same values.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-// steps.
+// steps, except after an abandoned pass.
 instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        const char *group,
                                        const instep_hyper *hypers,
@@ -1088,7 +1096,7 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
 // as the old one. All ranks must set the same values.
 //
 // Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-// steps.
+// steps, except after an abandoned pass.
 instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
 
 // Freezes a parameter from the next pass on, or unfreezes it. The gradient of a frozen parameter cannot be written,
@@ -1117,9 +1125,9 @@ instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t para
 // the decision of the previous pass, so make the call only after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads the norm of a group's averaged gradients in the last pass, and whether this norm is known. A null `group`
-// means the group "default". If the group is clipped alone, the norm covers only this group. If the group is not
-// clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
+// Reads a norm of the last pass's averaged gradients that belongs to a group, and whether this norm is known. A null
+// `group` means the group "default". If the group is clipped alone, the norm covers only this group. If the group is
+// not clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
 // instep_pass_status. The norm is unknown while instep_pass_status has no norm, and from
 // instep_stepper_rebuild_buckets until the next pass.
 //

@@ -30,8 +30,7 @@ pub struct instep_tensor_id {
 }
 
 /// Copies a tensor to `values`, converted to f32 from its element type. Between passes, any tensor except a released
-/// gradient can be read. A pass can
-/// read only parameters, and gradients that were written in that pass. `count`
+/// gradient can be read. In a pass, only parameters, and gradients that were written in that pass, can be read. `count`
 /// is the number of elements of the tensor's parameter.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits for the last step of the
@@ -134,9 +133,9 @@ pub unsafe extern "C" fn instep_stepper_address(
 
 /// Gives new addresses to a stepper that was created with the caller's memory. If `tensors` lists no parameters, all
 /// parameters keep their addresses. If `tensors` lists no buckets, all buckets keep their addresses.
-/// `*out_has_new_buckets` is 0 if at most the addresses of the buckets have changed, and 1 if the buckets are new.
-/// out_has_new_buckets may be null. With new buckets, ranks compare layouts, buckets and options. States and step
-/// counts stay with their parameters. Copy each parameter's values to its new address before this call.
+/// `*out_has_new_buckets` is 1 if the buckets are new, and 0 if at most addresses have changed. out_has_new_buckets may
+/// be null. With new buckets, ranks compare layouts, buckets and options. States and step counts stay with their
+/// parameters. Copy each parameter's values to its new address before this call.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. On the CPU, the call waits for
 /// all steps, so the stepper does not touch the old memory after the call. On a GPU, work that is enqueued on

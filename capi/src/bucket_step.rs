@@ -100,10 +100,11 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Repeats the last call of instep_bucket_step_step that was not refused, on the same tensors. The call does not read
-/// or check the list of tensors again, which saves much of the time of a small step. The call returns INSTEP_ORDER if
-/// no call of instep_bucket_step_step has succeeded since the bucket step was created, or since the last call of
-/// instep_norm_add for this bucket step. The tensors must still be valid and must not overlap.
+/// Repeats the step of the last call of instep_bucket_step_step that was not refused, on the same tensors, but with
+/// `scaling` and without a norm. The call does not read or check the list of tensors again, which saves much of the
+/// time of a small step. The call returns INSTEP_ORDER if no call of instep_bucket_step_step has succeeded since the
+/// bucket step was created, or since the last call of instep_norm_add for this bucket step. The tensors must still be
+/// valid and must not overlap.
 ///
 /// Any thread may call this function, one thread at a time per bucket step. The function works only on the CPU. On a
 /// GPU it returns INSTEP_UNSUPPORTED.
@@ -198,7 +199,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
 /// Writes a parameter's number of updates to `*out_count`, and NAdam's product of momenta to `*out_carried`. For other
 /// optimizers, `*out_carried` is 1. Either pointer may be null.
 ///
-/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
+/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call may wait for the last
+/// step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_progress(
     step: *mut instep_bucket_step,
@@ -224,7 +226,8 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
 /// Resumes a training: sets the numbers that instep_bucket_step_progress reads. For NAdam with a count above 0,
 /// `carried` is the product of momenta. In all other cases, `carried` is 1. A count of 2^63 or more is refused.
 ///
-/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call waits for the last step.
+/// Any thread may call this function, one thread at a time per bucket step. On a GPU, the call may wait for the last
+/// step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_progress(
     step: *mut instep_bucket_step,
@@ -266,7 +269,8 @@ pub unsafe extern "C" fn instep_norm_add(
 /// Frees a bucket step. If the handle is null, the call does nothing.
 ///
 /// Any thread may call this function, one thread at a time per bucket step. If another thread is using the bucket step,
-/// the call returns INSTEP_BUSY and does not free the bucket step. On a GPU, the call waits for the last step.
+/// the call returns INSTEP_BUSY and does not free the bucket step. On a GPU, the call waits for the last step, but only
+/// for up to 20 ms. After 20 ms, the memory that the step may still use is leaked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_free(step: *mut instep_bucket_step) -> instep_status {
     call(|| if step.is_null() { Ok(()) } else { BUCKET_STEPS.remove(step).map(drop) })

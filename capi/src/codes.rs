@@ -44,12 +44,12 @@ pub const INSTEP_MODE_NORMED: u32 = 1;
 /// Steps all buckets after the last sum, one bucket after the other.
 pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
 
-/// A step does not change gradients: they are still the sums over the ranks. The default.
+/// A step does not change the gradients of stepped parameters: they are still the sums over the ranks. The default.
 pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
 /// The step zeroes the gradients that it has read.
 pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
-/// The memory of stepped gradients is returned to the system. This option requires a stepper on the CPU that owns its
-/// memory.
+/// The memory of stepped gradients is returned to the system. This option requires Linux, and a stepper on the CPU that
+/// owns its memory.
 pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
 /// The step overwrites each gradient with the value that it used: the mean over ranks, divided by the loss scale and
 /// clipped.
@@ -93,8 +93,8 @@ pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
 /// The parameter itself. If the parameter has a master weight, instep_stepper_read copies the master's values.
 pub const INSTEP_PARAM: u32 = 0;
-/// A parameter's gradient. After a pass with INSTEP_GRADIENTS_KEEP, the gradient is the sum over the ranks, still
-/// multiplied by the loss scale.
+/// A parameter's gradient. After a pass with INSTEP_GRADIENTS_KEEP, the gradient of a stepped parameter is the sum over
+/// the ranks (if is_local is 1, this rank's own gradient), still multiplied by the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
 /// A state of the parameter's optimizer. The state's name must be given.
 pub const INSTEP_STATE: u32 = 2;

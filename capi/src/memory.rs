@@ -33,9 +33,10 @@ pub struct instep_bucket {
 /// determine the tensors' element types. All gradients of a bucket must have one type.
 ///
 /// The stepper reads and writes the tensors until instep_stepper_free has returned. The caller may write a gradient
-/// after a call of instep_stepper_address with INSTEP_WRITE, until the parameter is handed over. The caller may read a
-/// parameter after a call of instep_stepper_address, until the parameter is handed over. At all other times the caller
-/// must not touch gradients or parameters.
+/// after a call of instep_stepper_address with INSTEP_WRITE, and may read a parameter after a call of
+/// instep_stepper_address. On the CPU, the caller may also write a parameter after a call between passes with
+/// INSTEP_WRITE. Each permission ends when the address becomes invalid (see instep_stepper_address). At all other times
+/// the caller must not touch gradients or parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {

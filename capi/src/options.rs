@@ -79,7 +79,7 @@ pub struct instep_cuda {
     pub compute_stream: *mut c_void,
     /// Largest number of thread blocks of a step. A step is divided into tiles of elements. 0: each block steps one
     /// tile if the step of a tile reads and writes at least 38 KiB on average, and otherwise so many tiles that the
-    /// block reads and writes about 224 KiB.
+    /// block reads and writes about 224 KiB, or fewer tiles if the launch would have too few blocks for the GPU.
     pub max_blocks: u32,
     /// Zero. Anything else is refused.
     pub reserved: u32,

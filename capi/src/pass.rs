@@ -16,11 +16,13 @@ use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
 /// Opens a pass: one forward and backward. A `micro_batches` of 0 or 1 means one micro-batch. With several
 /// micro-batches, the caller writes a gradient in the first micro-batch and adds to it in later ones. Buckets are
-/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. After a call of instep_stepper_write
-/// for a parameter, the next pass broadcasts all parameters of the parameter's bucket.
+/// stepped in the last micro-batch. The first pass broadcasts rank 0's parameters. If a parameter is written later
+/// (instep_stepper_write, or instep_stepper_address with INSTEP_WRITE), the next pass broadcasts all parameters of the
+/// parameter's bucket. With sums_by_caller, no pass broadcasts parameters.
 ///
-/// Any thread may call this function, one thread at a time per stepper. On a GPU, if parameters were written before
-/// this call, the call waits until the other ranks make this call too. Otherwise this call does not wait.
+/// Any thread may call this function, one thread at a time per stepper. On a GPU, the call waits only if it is eight
+/// passes ahead of the GPU. On the CPU, the call waits only if the option `is_inline` is 1: if the pass broadcasts
+/// parameters, the call then waits for the broadcast.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -50,8 +52,9 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 
 /// Hands over a parameter. The caller declares that the gradient of the parameter is written, and that one use of the
 /// parameter is finished. Once all parameters of the bucket are handed over in the last micro-batch, the bucket is
-/// reduced. The option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use,
-/// its address and its gradient's address become invalid.
+/// reduced. With a collective of several ranks, the reduce also requires that all earlier buckets are handed over. The
+/// option `mode` decides when the bucket is stepped. When the parameter is handed over for its last use, its address
+/// and its gradient's address become invalid.
 ///
 /// Any thread may call this function, one thread at a time per stepper. The call waits only if the option `is_inline`
 /// is 1. On a GPU, the sum and the step run after the work that is on compute_stream at the time of the call.

@@ -49,7 +49,7 @@ unsafe impl Growing for instep_pass_status {
 /// hyperparameters stay as they are. All ranks must set the same value. Use this call for learning-rate schedules.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-/// steps.
+/// steps, except after an abandoned pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_lr(
     stepper: *mut instep_stepper,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
 /// hyperparameter is refused, none is set. Other hyperparameters stay as they are. All ranks must set the same values.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-/// steps.
+/// steps, except after an abandoned pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_hyper(
     stepper: *mut instep_stepper,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
 /// as the old one. All ranks must set the same values.
 ///
 /// Any thread may call this function between passes, one thread at a time per stepper. The call does not wait for
-/// steps.
+/// steps, except after an abandoned pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_optimizer(
     stepper: *mut instep_stepper,
@@ -207,9 +207,9 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads the norm of a group's averaged gradients in the last pass, and whether this norm is known. A null `group`
-/// means the group "default". If the group is clipped alone, the norm covers only this group. If the group is not
-/// clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
+/// Reads a norm of the last pass's averaged gradients that belongs to a group, and whether this norm is known. A null
+/// `group` means the group "default". If the group is clipped alone, the norm covers only this group. If the group is
+/// not clipped, the norm covers all groups that are not clipped. For any other group, the norm is the one in
 /// instep_pass_status. The norm is unknown while instep_pass_status has no norm, and from
 /// instep_stepper_rebuild_buckets until the next pass.
 ///

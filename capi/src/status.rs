@@ -1,4 +1,4 @@
-//! Status codes. A code tells a C program which kind of error the Rust library returned.
+//! Status codes. A code tells a C program which kind of error occurred.
 //!
 //! Each variant of `instep::Error` has one code. Codes keep their numbers in all later versions. New codes come last.
 
@@ -28,7 +28,8 @@ pub const INSTEP_ARGUMENT: instep_status = 5;
 pub const INSTEP_CONFIG: instep_status = 6;
 /// A parameter or tensor is unknown, named twice, missing, of another length, or misaligned. Nothing has changed.
 pub const INSTEP_LAYOUT: instep_status = 7;
-/// The call is out of order, for example at the wrong point of a pass. Nothing has changed.
+/// The call is out of order, for example at the wrong point of a pass. Nothing has changed, except that
+/// instep_stepper_free has freed the stepper.
 pub const INSTEP_ORDER: instep_status = 8;
 /// This machine, this build, or a part such as the collective does not support the call. Nothing has changed.
 pub const INSTEP_UNSUPPORTED: instep_status = 9;

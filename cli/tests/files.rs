@@ -1,6 +1,7 @@
 //! Tests of paths: which files can be read or written, and whether an output is replaced completely.
 //!
-//! After every refusal, the tests check that the folder has no new file and no changed file.
+//! After refusals, the tests check that the folder has no new file. If the output is an input too, the tests also check
+//! that the inputs are unchanged.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};

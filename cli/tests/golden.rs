@@ -1,4 +1,5 @@
-//! Compares replays with numbers that `torch.optim` computed in f64 (the library's `tests/numerics/vectors.txt`).
+//! Compares replays with the f64 numbers of the library's `tests/numerics/vectors.txt`. `torch.optim` computed these
+//! numbers. For Lion, LAMB and AdEMAMix, which torch lacks, `tests/numerics/papers.py` computed them.
 //!
 //! The tests make seven steps in a row, so errors add up as in training. The bound is 1e-6 + 5e-6 * |value| for every
 //! parameter and state. The library's own tests compare single steps within derived bounds.

@@ -1,6 +1,6 @@
 //! Tests which rows `instep bench --only growth` writes.
 //!
-//! No test depends on the value of a time; a time only has to be present.
+//! No test depends on the value of a time; a time only has to be above 0.
 
 use std::fs;
 

@@ -1,8 +1,8 @@
 //! Checks in every precision that a replay has the bits of the library's run, and that a replay that resumes from an
 //! output has the bits of the uninterrupted run.
 //!
-//! The tests run in this process, because there are many combinations. Inputs have only values that each type holds
-//! exactly, because the command refuses any other value.
+//! The tests run in this process, because there are many combinations. Inputs have only values that the configured
+//! types represent exactly, because the command refuses any other value.
 
 use std::io::Cursor;
 

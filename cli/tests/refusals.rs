@@ -1,4 +1,5 @@
-//! Checks every refusal: one line names the cause, the status is 2, and the output is neither created nor changed.
+//! Checks refusals. For each refusal, one line names the cause, the status is 2, and the output is neither created nor
+//! changed.
 //!
 //! Each row puts one fault into a valid configuration or a valid input.
 

@@ -1,7 +1,7 @@
 //! A replay's output contains enough to resume with the bits of the uninterrupted run.
 //!
 //! Every resumed replay is compared with the uninterrupted run. As in `torch.optim`, there are no counts and no states
-//! before the first update.
+//! before the first update. (Only torch's Adagrad has them earlier.)
 
 use instep::optim::ALL;
 

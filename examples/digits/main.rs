@@ -178,7 +178,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Trains twice. Returns true if both runs agree and the accuracy is high enough.
+/// Trains twice. Returns true if both runs agree, the accuracy is high enough, and no race was found. With `--mpi`,
+/// races are not checked.
 fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let (training, held_out) = Samples::load()?.split();
     #[cfg(feature = "mpi")]

@@ -9,7 +9,7 @@ use instep::{Grads, Layout, ParamId, Params, Result, Stepper};
 
 use crate::data::{CLASSES, PIXELS, Random, Samples};
 
-/// The number of values per image between the layers.
+/// The number of values per image: at the input, between the layers and at the output.
 pub(crate) const WIDTHS: [usize; 5] = [PIXELS, 512, 256, 128, CLASSES];
 
 /// The layers, first to last.

@@ -68,7 +68,8 @@ impl Progress {
         Ok(())
     }
 
-    /// Shows that an epoch has ended, with its loss and accuracy.
+    /// Shows that an epoch has ended, with its loss and accuracy. Without a terminal, shows only some epochs of the
+    /// chosen run.
     pub(crate) fn advance(&self, epoch: u32, loss: f64, accuracy: f64) {
         let message = format!("loss {loss:.4}  accuracy {accuracy:.4}");
         if self.bar.is_hidden() {

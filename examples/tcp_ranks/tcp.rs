@@ -69,7 +69,8 @@ fn write_frame(stream: &TcpStream, tag: u8, parts: &[&[u8]], deadline: Instant) 
     [&header[..]].iter().chain(parts).try_for_each(|part| write_by(stream, part, deadline))
 }
 
-/// Writes all bytes before the deadline. A plain timeout would start again each time the peer reads some bytes.
+/// Writes all bytes before the deadline, or fails. A plain timeout would start again each time the peer reads some
+/// bytes.
 fn write_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -198,7 +199,8 @@ fn add(sum: &mut [u8], values: &[u8]) {
 }
 
 impl Shared {
-    /// Receives frames until the connection ends. The channel then closes, so calls that wait for more frames fail.
+    /// Starts a thread that receives frames until the peer leaves or the connection ends. The channel then closes, so
+    /// calls that wait for more frames fail.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Inbox> {
         let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);

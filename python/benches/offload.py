@@ -15,8 +15,9 @@ passes. The plan gets speeds from the same passes: the median times of a pass wi
 and of a bucket's copies. A step and copies slow each other down when they overlap, so predicted times may be too short.
 The bytes must be equal.
 
-With `--step-ms`, steps, norms and copies use small tensors and sleep for the given time. On a busy machine, such a run
-still shows how much time the order of work exposes, but not the speed of the kernels.
+With `--step-ms`, a step also sleeps for the given time, and a norm sleeps for a seventh of it. Without `--fsdp`, the
+simulated GPU takes a fifth of the given time to copy all buckets in one direction. Give small tensors with `--elements`.
+On a busy machine, such a run still shows how much time the order of work exposes, but not the speed of the kernels.
 
     torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 
@@ -344,8 +345,8 @@ def main() -> None:
 
 
 def picture(rows: list[tuple[int, str, Spread]], stepping: float, most: float) -> str:
-    """Draws bars of exposed time, in units of the step's time. A dashed line marks the time of one bucket's step and
-    copy.
+    """Draws bars of exposed time, in units of the step's time. A dashed line marks the time of one bucket's step and of
+    its copies down and up.
     """
     width, left, bar, scale = 720, 250, 18, 400.0
     largest = max(1.0, *(e.median / stepping for _, _, e in rows))

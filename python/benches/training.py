@@ -3,9 +3,9 @@ backward.
 
     torchrun --nproc-per-node 2 python/benches/training.py [--rounds 21] [--device cuda]
 
-Every process trains separate models in turn, one with each optimizer. The time of a training step is that of the slowest
-rank. The exposed time of an optimizer is the time of a training step minus the time of the same step without an
-optimizer.
+Every process trains separate models in turn: one with each optimizer, and one without an optimizer. The time of a
+training step is that of the slowest rank. The exposed time of an optimizer is the time of a training step minus the time
+of the same step without an optimizer.
 """
 
 import argparse

@@ -42,7 +42,7 @@ class Descriptor:
     needs_float32_states: Union[str, None]
     """The hyperparameter that requires float32 states if it is on."""
     scales_by_norms: bool
-    """Whether the parameter's change is scaled by norms of the whole parameter."""
+    """Whether the parameter's change is scaled by norms of the full parameter."""
     source: str
     """The publication of the algorithm."""
 

@@ -27,8 +27,8 @@ class Op:
 
     Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
     float32, bfloat16 or float16. States are float32 or bfloat16. This class does not implement other functions, such as
-    those of ZenFlow. The first use of such a function makes DeepSpeed compile its own op, and creates all optimizers in
-    that op as well.
+    those of ZenFlow. The first use of such a function makes DeepSpeed load its own op, which may run a compiler, and
+    creates all optimizers in that op as well.
     """
 
     def __init__(self, builder: Any) -> None:

@@ -1,7 +1,7 @@
 //! Thread pools and GPUs, which all steps of a process share.
 //!
-//! Threads do not survive a fork. An object therefore stores the number of the process that made it, and refuses calls
-//! in a forked child.
+//! Threads do not survive a fork. A step, a norm or a prepared call therefore stores the number of the process that
+//! made it, and refuses calls in a forked child.
 
 use std::collections::HashMap;
 use std::process;

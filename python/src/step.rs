@@ -34,7 +34,8 @@ pub(crate) struct Step {
     inner: ManuallyDrop<Mutex<Engine>>,
 }
 
-/// Where Python reads a parameter's count, and by how much the native count is larger.
+/// A parameter's step count as Python reads it: its place, and the difference from the native count, which may be
+/// larger.
 #[derive(Clone, Copy)]
 struct Shown {
     /// The parameter's row in the arena's vectors of counts and carried numbers.

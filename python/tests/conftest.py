@@ -115,7 +115,9 @@ def give_gradients(model: torch.nn.Module, other: torch.nn.Module, seed: int) ->
 
 
 def largest_difference(model: torch.nn.Module, other: torch.nn.Module) -> float:
-    """Returns the largest difference over all parameters, in units in the last place of each parameter's largest value."""
+    """Returns the largest difference over all parameters, in units in the last place of each parameter's largest value
+    (at least 0.001).
+    """
     worst = 0.0
     for p, q in zip(model.parameters(), other.parameters()):
         unit = torch.finfo(p.dtype).eps * max(p.detach().float().abs().max().item(), 1e-3)

@@ -1,5 +1,5 @@
-"""Every rank runs these cases. Each case trains under DistributedDataParallel with our optimizer and with torch.optim,
-on the same batches, and compares the results.
+"""Every rank runs these cases. Most cases train under DistributedDataParallel with our optimizer and with torch.optim,
+on the same batches, and compare the results.
 
 After backward, the reference steps with the same gradients. In the reference, DDP divides gradients by the number of
 ranks. In our model, the step divides them.

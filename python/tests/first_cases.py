@@ -85,7 +85,7 @@ class Side:
         return [full(param) for param in self.net.parameters()]
 
     def go_on_from(self, other: "Side") -> None:
-        """Copies the values and the states of another `Side`, through the optimizers' own state dicts."""
+        """Copies the values of another `Side`, and its states through the optimizers' own state dicts."""
         for param, source in zip(self.net.parameters(), other.net.parameters()):
             param.data.copy_(source.data)
         for one, saved in zip(self.optimizers, [copy.deepcopy(source.state_dict()) for source in other.optimizers]):

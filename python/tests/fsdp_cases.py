@@ -1,4 +1,4 @@
-"""Every rank runs these cases. Each case trains two FSDP models on the same batches, and compares them: one steps with
+"""Every rank runs these cases. Most cases train two FSDP models on the same batches, and compare them: one steps with
 our optimizer inside backward, the other with torch.optim after backward.
 """
 

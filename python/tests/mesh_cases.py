@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def made(dtype: torch.dtype = torch.float32) -> nn.Module:
     """Returns layers with rows of 300, 256, 896 and 70 elements. Biases and rows of 70 elements have float32 states.
-    The last layer has fewer rows than there are ranks.
+    The last layer has three rows, so one of four ranks has no row of it.
     """
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Linear(300, 256), nn.Linear(256, 896), nn.Linear(896, 70), nn.Linear(70, 3))
@@ -162,10 +162,10 @@ def refused_cuts(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     for placements in ([_StridedShard(0, split_factor=2), Replicate()], [Shard(0), _StridedShard(0, split_factor=2)]):
         for dtype, formats in [(torch.float32, {"states": "8bit", "seed": 5}), (torch.bfloat16, {"seed": 5})]:
-            cut = [nn.Parameter(distribute_tensor(torch.ones(8, 256, dtype=dtype), mesh, placements))]
-            found = refusal(lambda: FusedOptimizer(cut, "adamw", **formats))
+            sharded = [nn.Parameter(distribute_tensor(torch.ones(8, 256, dtype=dtype), mesh, placements))]
+            found = refusal(lambda: FusedOptimizer(sharded, "adamw", **formats))
             assert "rows that are not neighbours" in found, (placements, found)
-        FusedOptimizer(cut, "adamw", states="8bit")
+        FusedOptimizer(sharded, "adamw", states="8bit")
 
 
 def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = False, **formats: Any) -> str:
@@ -216,8 +216,8 @@ def other_blocks(rank: int, world: int) -> None:
         for param in plain:
             param.grad = torch.arange(1.0 * param.numel()).view_as(param)
         optimizer.step()
-        cut = [nn.Parameter(distribute_tensor(param.detach().clone(), mesh, [Shard(0)])) for param in plain]
-        other = FusedOptimizer(cut, "adamw", lr=0.1, states="8bit", seed=5)
+        sharded = [nn.Parameter(distribute_tensor(param.detach().clone(), mesh, [Shard(0)])) for param in plain]
+        other = FusedOptimizer(sharded, "adamw", lr=0.1, states="8bit", seed=5)
         if not fits:
             try:
                 other.load_state_dict(optimizer.state_dict())
@@ -226,11 +226,11 @@ def other_blocks(rank: int, world: int) -> None:
                 continue
             raise AssertionError("taken")
         other.load_state_dict(optimizer.state_dict())
-        for param, whole_param in zip(cut, plain):
-            param.grad = distribute_tensor(whole_param.grad, mesh, [Shard(0)])
+        for param, full_param in zip(sharded, plain):
+            param.grad = distribute_tensor(full_param.grad, mesh, [Shard(0)])
         optimizer.step()
         other.step()
-        for param, whole_param in zip(cut, plain):
-            assert torch.equal(full(param.detach()), whole_param.detach())
+        for param, full_param in zip(sharded, plain):
+            assert torch.equal(full(param.detach()), full_param.detach())
             for name in ("exp_avg", "exp_avg_sq"):
-                assert torch.equal(full(other.state[param][name]), optimizer.state[whole_param][name]), name
+                assert torch.equal(full(other.state[param][name]), optimizer.state[full_param][name]), name

@@ -1,5 +1,5 @@
-"""Every rank runs loops that torch accepts, but that would have another effect with this library. All ranks must report
-each such loop.
+"""Every rank runs loops that torch accepts, but that would have another effect with this library. The library must
+report each such loop.
 """
 
 import contextlib
@@ -160,7 +160,7 @@ def closure_change(rank: int, world: int, wrapper: str) -> None:
 
 
 def unscaled(rank: int, world: int, wrapper: str) -> None:
-    """A call of the scaler's unscale_ is refused, because it would divide gradients a second time."""
+    """After a call of the scaler's unscale_, scaler.step raises, because unscale_ divides gradients a second time."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model, stepped = registered(wrapper, lr=0.1, grad_scaler=scaler)
     for is_wrong in (False, True, False):
@@ -464,7 +464,7 @@ def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> 
 
 
 class WithOwn(nn.Module):
-    """A module that has its own parameter, like a class token, and a child module with a parameter of the same shape."""
+    """A module with its own parameter, like a class token, and a child module with a parameter of the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -548,7 +548,9 @@ def moved_shards(rank: int, world: int) -> None:
 
 
 def unfrozen(rank: int, world: int, wrapper: str) -> None:
-    """If requires_grad changes after wrapping, the parameter is refused, and the error names it."""
+    """If a parameter is unfrozen after wrapping, the next pass raises an error that names the parameter. A frozen
+    parameter in ``params`` is refused at registration.
+    """
     model = net()
     model[0].weight.requires_grad_(False)
     if wrapper != "fsdp1":  # FSDP1 takes no frozen parameter beside others.
@@ -674,12 +676,12 @@ def unfit_shards(rank: int, world: int) -> None:
         assert text in found, found
 
     columns = init_device_mesh("cpu", (world,))
-    cut = [distribute_tensor(torch.ones(256, 256), columns, [Shard(1)])]
+    sharded = [distribute_tensor(torch.ones(256, 256), columns, [Shard(1)])]
     for key, options, text in [("lamb", {}, "LAMB: scales a change"), ("adamw", {"states": "8bit"}, "holds parts of rows")]:
         for wrapper in ("fsdp2", "fsdp1") if key == "lamb" else ("fsdp1",):
             model = wrap(wrapper, net())
             refused(text, lambda: register_fsdp(model, key, **options))
-        shards = list(wrap("fsdp2", net()).parameters()) if key == "lamb" else [nn.Parameter(cut[0])]
+        shards = list(wrap("fsdp2", net()).parameters()) if key == "lamb" else [nn.Parameter(sharded[0])]
         refused(text, lambda: FusedOptimizer(shards, key, **options))
         refused(text, lambda: apply_optimizer_in_backward(key, shards, options))
         added = FusedOptimizer([nn.Parameter(torch.ones(1))], key, **options)
@@ -717,7 +719,8 @@ def ddp_over_tensor_parallelism(rank: int, world: int) -> None:
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     _pre_dp_module_transform(model)
     model = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
-    assert "who holds the rest" in raised(lambda: register_ddp(model, max_norm=1.0), NotImplementedError)
+    for register in (register_ddp, offload):
+        assert "who holds the rest" in raised(lambda: register(model, max_norm=1.0), NotImplementedError)
     assert "scales a change" in raised(lambda: register_ddp(model, "lamb"), NotImplementedError)
 
 

@@ -341,7 +341,7 @@ def copied_late(rank: int, world: int, beside: Optional[int]) -> None:
 
 
 def end(ours: nn.Module, stepped: Any) -> None:
-    """After `close`, backward raises, and all other calls still work."""
+    """After `close`, backward raises. Other calls, such as `state_dict` and `zero_grad`, still work."""
 
     class Closing(torch.autograd.Function):
         @staticmethod

@@ -111,7 +111,7 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) if scales else None
     device = None
     if is_offloaded:
-        sizes = [Bucket(0, cut).gradient_bytes for cut in Memory(program.bucket_bytes).split(list(model.parameters()))]
+        sizes = [Bucket(0, params).gradient_bytes for params in Memory(program.bucket_bytes).split(list(model.parameters()))]
         device = Simulated(program.seed, program.late, record=record)
         optimizer = offload(
             model,

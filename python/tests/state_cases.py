@@ -176,7 +176,7 @@ def entries(rank: int, world: int, entry: str, key: str) -> None:
     def owner(param: Tensor) -> torch.optim.Optimizer:
         return next(one for one in optimizers for group in one.param_groups for p in group["params"] if p is param)
 
-    def cut(value: Any, param: Tensor) -> Any:
+    def sharded(value: Any, param: Tensor) -> Any:
         is_shard = hasattr(param, "placements") and isinstance(value, Tensor) and value.dim() > 0
         return distribute_tensor(value, param.device_mesh, param.placements) if is_shard else copy.deepcopy(value)
 
@@ -208,7 +208,7 @@ def entries(rank: int, world: int, entry: str, key: str) -> None:
         source.step()
         source.zero_grad()
     for mine, his, given in zip(net.parameters(), other.parameters(), maker.parameters()):
-        owner(mine).state[mine] = {name: cut(value, mine) for name, value in source.state[given].items()}
+        owner(mine).state[mine] = {name: sharded(value, mine) for name, value in source.state[given].items()}
         wanted.state[his] = copy.deepcopy(source.state[given])
     step(0.0)
     for number in range(3):

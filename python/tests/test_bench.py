@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+import time
 import types
 import xml.etree.ElementTree as xml
 from dataclasses import replace
@@ -10,8 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.bench.__main__ import LEAST_ROUNDS, rounds
+from instep.bench import __main__ as program
+from instep.bench.__main__ import LEAST_ROUNDS, Progress, rounds, run
 from instep.bench.candidates import CANDIDATES, CHECKED_STEPS, FORMATS, LR, OFFLOADED, Candidate, Made, tolerance
+from instep.bench.report import Case
+from instep.bench.rounds import PAUSE_S
 
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
 CASES = ("bucket", "in cache", "beyond cache")
@@ -108,6 +112,27 @@ def test_the_picture_is_xml_with_every_candidate_and_a_bar_for_each_time(written
     for bar in picture.findall(f"{tag}rect")[1:]:
         assert 0 <= float(bar.get("x")) <= float(bar.get("x")) + float(bar.get("width")) <= width
         assert 0 <= float(bar.get("y")) <= height
+
+
+def test_both_halves_have_equal_rounds_and_reverse_orders_and_a_failure_in_the_second_is_named(monkeypatch):
+    made, paused = [], []
+
+    def make(candidate, case):
+        made.append(candidate.name)
+        if candidate.name == "third" and made.count("third") == 2:
+            return "does not run here: RuntimeError", None
+        return None, types.SimpleNamespace(step=lambda: paused.append("step"))
+
+    monkeypatch.setattr(program, "made", make)
+    monkeypatch.setattr("time.sleep", paused.append)
+    packages = {"first": "instep", "second": "torch", "third": "torch"}
+    candidates = [Candidate("f32", name, None, package) for name, package in packages.items()]
+    results = run(Case("bucket", 1, 1), candidates, False, time.monotonic(), time.monotonic() + 0.2, Progress(8))
+    assert made == ["first", "second", "third", "third", "second", "first"]
+    first, second, third = results.lines
+    assert len(first.times) == len(second.times) and len(first.times) % 2 == 0 and len(first.times) >= 2 * LEAST_ROUNDS
+    assert (third.missing, third.times, third.to_ours) == ("does not run here: RuntimeError", [], None)
+    assert paused[::2] == [PAUSE_S] * (len(paused) // 2) and set(paused[1::2]) == {"step"}
 
 
 def test_a_peer_that_fails_or_differs_is_named_and_not_timed():

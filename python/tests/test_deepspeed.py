@@ -1,5 +1,5 @@
-"""Tests the op of DeepSpeed's CPU Adam. If DeepSpeed is not installed, a replacement builder caches loaded ops as the
-real builder does.
+"""Tests the op of DeepSpeed's CPU Adam. Most tests need no DeepSpeed, because a replacement builder caches loaded ops
+as the real builder does.
 """
 
 import importlib.util

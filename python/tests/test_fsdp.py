@@ -77,7 +77,7 @@ def test_a_training_goes_on_from_torch_and_to_torch(two):
     two.run("fsdp_cases", "resume")
 
 
-def test_masters_are_cut_as_their_parameters(two):
+def test_masters_are_sharded_as_their_parameters(two):
     two.run("fsdp_cases", "masters")
 
 

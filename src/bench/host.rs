@@ -187,9 +187,9 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Moves as many bytes as `rounds` steps of these buckets. The loop only multiplies each gradient by 0
-    /// and adds the product to the parameter and to each state, so no value changes. The loop has two variants, with
-    /// and without prefetches. The faster variant is the upper limit for the speed of a step. Each thread moves its own
+    /// Moves as many bytes as `rounds` steps of these buckets. The loop only multiplies each gradient by 0 and adds the
+    /// product to the parameter and to each state, so finite values do not change. The loop has two variants, with and
+    /// without prefetches. The faster variant is the upper limit for the speed of a step. Each thread moves its own
     /// contiguous part of each bucket. Each thread is started once for all rounds, so during the rounds a thread waits
     /// only for memory.
     ///

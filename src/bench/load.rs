@@ -23,7 +23,8 @@ use crate::stepper::Pass;
 /// The number of thread blocks of the all-reduce. NCCL uses the same number of thread blocks inside one machine.
 const REDUCE_BLOCKS: u32 = 24;
 /// The number of threads in a thread block of the all-reduce. NCCL uses the same number. A block also uses so many
-/// registers that a multiprocessor with one of these blocks has no room for a block of a step. `scripts/bench-kernels.sh` checks the registers.
+/// registers that a multiprocessor with one of these blocks has no room for a block of a step.
+/// `scripts/bench-kernels.sh` checks the registers.
 const REDUCE_THREADS: u32 = 640;
 /// The width and height of the part of a matrix product that one thread block computes.
 const MATMUL_SIDE: u32 = 128;

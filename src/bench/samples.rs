@@ -60,8 +60,8 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// Panics if a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the
-    /// kernel of `SmCopy` was not loaded.
+    /// Panics if `buckets` is empty or a bucket is not in the plan, if a copy moves more bytes than a step of the
+    /// smallest bucket or a number of bytes that is not a multiple of 32, or if the kernel of `SmCopy` was not loaded.
     pub fn time(&mut self, work: Work, buckets: &[u32]) -> Result<Sample> {
         if matches!(work, Work::Step | Work::Norm | Work::Decide) {
             self.submit(Action::Control(Phase::Begin));
@@ -87,8 +87,8 @@ impl GpuLauncher {
     /// `Device` if the driver refuses a call.
     ///
     /// # Panics
-    /// Panics if a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket, or if the
-    /// kernel of `SmCopy` was not loaded.
+    /// Panics if a bucket is not in the plan, if a copy moves more bytes than a step of the smallest bucket or a number
+    /// of bytes that is not a multiple of 32, or if the kernel of `SmCopy` was not loaded.
     pub fn warm_up(&mut self, work: Work, buckets: &[u32], duration: Duration) -> Result<f64> {
         let (began, goal_ns) = (Instant::now(), duration.as_nanos() as f64);
         let (mut device_ns, mut launches) = (0.0, 1);
@@ -137,7 +137,7 @@ impl GpuLauncher {
 }
 
 /// The priority of the trainer's stream. This priority is higher than the default of `Cuda::optim_priority`, so that
-/// backward's kernels do not wait for the thread blocks of a step.
+/// backward's kernels do not wait for thread blocks of a step that have not started yet.
 const PRIORITY: i32 = -1;
 
 /// The trainer's stream on a GPU, with the events that time a pass.

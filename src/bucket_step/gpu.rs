@@ -148,9 +148,10 @@ impl BucketStep<OnGpu> {
     /// - In this call or an earlier one, the parameters have more than 24 combinations of step count, hyperparameters
     ///   and action.
     ///
-    /// Returns at once, except in two cases. The calling thread waits if it is eight steps ahead of the GPU. If each
-    /// parameter or each gradient has its own address, every change of these addresses is copied to the GPU. The
-    /// calling thread waits at a third change if the GPU has not copied the first change yet.
+    /// Returns at once, except in two cases. If the call makes the additional launch, the calling thread waits if it is
+    /// eight such launches ahead of the GPU. If each parameter or each gradient has its own address, every change of
+    /// these addresses is copied to the GPU. The calling thread waits at a third change if the GPU has not copied the
+    /// first change yet.
     ///
     /// # Errors
     /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, or if tensors other than
@@ -178,7 +179,7 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues a step that follows the decision of a norm over several buckets. The decision sets the step's clip
+    /// Enqueues a step that obeys a decision made from a norm over several buckets. The decision sets the step's clip
     /// coefficient, or skips the step. The norm must be decided before this call.
     ///
     /// # Ordering
@@ -189,7 +190,8 @@ impl BucketStep<OnGpu> {
     /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
     /// memory, or if tensors other than parameters and gradients have one address per parameter. `Order` if the norm
     /// has not been decided, if the bucket was not added to the norm, or if the bucket has been stepped since it was
-    /// added. `Device` if a launch fails, and `Poisoned` in every later call.
+    /// added. If `GradNorm::enqueue_sum` was called, a bucket that was added to another norm is accepted too. `Device`
+    /// if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm was made for the same

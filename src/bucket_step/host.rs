@@ -123,8 +123,8 @@ impl BucketStep {
     /// # Errors
     /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null or
     /// misaligned. Also returns `Layout` if a tensor that the step writes is lent only for reading, or if two runs that
-    /// cover the whole bucket overlap. `Config` if `scaling` has a factor out of range or an unaligned address. After
-    /// these errors, nothing has been written.
+    /// cover the whole bucket overlap. `Unsupported` for a slice of a GPU's memory. `Config` if `scaling` has a factor
+    /// out of range or an unaligned address. After these errors, nothing has been written.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;

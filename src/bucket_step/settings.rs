@@ -201,8 +201,8 @@ impl<E: Engine> BucketStep<E> {
         }
     }
 
-    /// Records in the settings whether steps skip a segment. A bucket step has one optimizer per parameter, so a
-    /// segment and its record have the same index.
+    /// Records in the settings whether steps skip a segment. In a bucket step, each
+    /// segment is one parameter with one optimizer, so segment `i` has record `i`.
     fn leave(&mut self, segment: usize) {
         let own = self.plan.segments()[segment].action;
         let action = if self.left[segment].any() { SegmentAction::Leave } else { own };

@@ -105,7 +105,7 @@ impl<'a> Lent<'a> {
     /// Lends a run that a step may write.
     ///
     /// # Shapes
-    /// The run has as many elements as the bucket, in the type that the precision sets. Remainders are `u16` or `u8`,
+    /// The run has as many elements as the bucket. The precision determines their type. Remainders are `u16` or `u8`,
     /// and 8-bit states are `u8` with scales of f32, one per 256 elements. Other types do not compile:
     ///
     /// ```compile_fail,E0277
@@ -225,8 +225,8 @@ impl<'a> Lent<'a> {
     }
 
     /// Lends one address per parameter. On a GPU, only parameters and gradients may be in separate runs. Any other
-    /// tensor is one run with the bucket's offsets. A null address means that the parameter has no gradient and is
-    /// skipped.
+    /// tensor is one run with the bucket's offsets. In a list of gradients, a null address means that the parameter has
+    /// no gradient and is skipped. In other lists, an address may be null only if its run has no elements.
     ///
     /// # Safety
     /// Each address that is not null meets the contract of [`at`](Self::at) for the elements of its parameter.

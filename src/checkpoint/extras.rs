@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 /// The trainer's own scalars and texts. A checkpoint contains them in addition to the stepper's data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be one of the checkpoint's own
-    /// names, and must not begin with `param.`, `state.` or `ema.`.
+    /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be `crc32` or the name of a scalar
+    /// that the stepper itself saves, and must not begin with `param.`, `state.` or `ema.`. A stepper without a loss
+    /// scaler can therefore save a scaler's state that a load has returned.
     pub scalars: BTreeMap<String, Scalar>,
     /// Free text by key. The key `instep.checkpoint` is reserved.
     pub metadata: BTreeMap<String, String>,

@@ -186,8 +186,9 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
 
 /// Loads a checkpoint into a stepper: parameters, states, moving averages, step counts and the stepper's own scalars.
 /// Returns the other scalars and the texts. Every rank must load the same file, because states are never broadcast. If
-/// a rank loaded another file or no file, the next collective that [compares ranks](Stepper::set_lr) returns
-/// `Mismatch`. The next pass broadcasts the parameters of rank 0.
+/// a rank loaded no file, or a file with other step counts, the next collective that [compares
+/// calls](Stepper::set_lr) returns `Mismatch`. Ranks do not compare the loaded states. The next pass broadcasts the
+/// parameters of rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. The second reading checks each
 /// tensor again before it writes the tensor to the stepper. Nothing in the stepper changes before the whole file has

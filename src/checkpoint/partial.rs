@@ -1,8 +1,8 @@
 //! The hidden file that a save writes first. When the hidden file is complete, the save gives it the name of the
 //! checkpoint.
 //!
-//! The hidden file's name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. If the save
-//! fails, the hidden file is removed. A live run may still be writing a hidden file for another name. This module
+//! The hidden file's name is `.NAME.DIGITS.instep-partial`, and is never longer than usual file systems allow. If the
+//! save fails, the hidden file is removed. A live run may still be writing a hidden file for another name. This module
 //! removes such a file only if nothing has been written to it for a day.
 
 use std::ffi::{OsStr, OsString};

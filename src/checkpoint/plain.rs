@@ -32,10 +32,10 @@ pub struct Export {
 /// The tensor name that the safetensors format reserves for metadata.
 const METADATA: &str = "__metadata__";
 
-/// Writes only the parameters to a safetensors file at `path`. An existing file is replaced atomically. Names and
-/// shapes are those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and
-/// candle's `VarBuilder::from_mmaped_safetensors` load the file as it is. As with [`save`](super::save), all ranks make
-/// this call and **only rank 0 writes**.
+/// Writes only the parameters, or their moving averages, to a safetensors file at `path`. An existing file is replaced
+/// atomically. Names and shapes are those of the layout, and types are those of the stepper or f32. PyTorch's
+/// `safetensors.torch.load_file` and candle's `VarBuilder::from_mmaped_safetensors` load the file as it is. As with
+/// [`save`](super::save), all ranks make this call and **only rank 0 writes**.
 ///
 /// ```
 /// use instep::checkpoint::{self, Export};
@@ -102,8 +102,8 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 
 /// Loads parameters from a safetensors file in which each tensor has the name of its parameter. [`export`] and
 /// PyTorch's `save_file(model.state_dict())` write such files. States and step counts do not change. Moving averages
-/// are set to the loaded parameters. Every rank may load the file, but the next pass broadcasts the parameters of rank
-/// 0 to every rank.
+/// are set to the loaded parameters. As with [`Stepper::write`], every rank must load the file, and the next pass
+/// broadcasts the parameters of rank 0.
 ///
 /// For a parameter of any type, values may be F32, F16 or BF16. F64 is accepted if f32 represents every value exactly.
 /// If the parameter's type has fewer bits than a value needs, the value is rounded to nearest.

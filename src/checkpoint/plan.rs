@@ -1,7 +1,7 @@
 //! Maps each tensor of a file to a tensor of a stepper, using only the file's header.
 //!
-//! A checkpoint of this library must have every tensor of the stepper. All other tensors of the checkpoint, except the
-//! checksums, must be scalars. This module reads no data.
+//! A checkpoint of this library must have every tensor of the stepper, but may have no moving averages at all. All
+//! other tensors of the checkpoint, except the checksums, must be scalars. This module reads no data.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,7 +24,8 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether the averages start with the parameters' values. This is the case if the file has no averages.
+    /// Whether the averages start with the parameters' values. This is the case if the stepper keeps averages and the
+    /// file has none.
     pub(super) begins_emas: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Loads a file into a stepper by reading it twice. The first reading checks the file, and the second changes the
 //! stepper.
 //!
-//! Nothing in the stepper changes before the first reading has ended. The second reading checks each tensor of the file
-//! again, and changes the stepper's tensor only after this check.
+//! Nothing in the stepper changes before the first reading has ended. The second reading checks each parameter, state
+//! and average again, and changes the stepper's tensor only after this check. Scalars are read only once.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};

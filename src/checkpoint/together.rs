@@ -32,8 +32,8 @@ struct Start {
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// If true, only rank 0 writes the parameters that are full on every rank, because their values may differ between
-    /// ranks.
+    /// If true, only rank 0 writes the parameters that are full on every rank and have no master, because their values
+    /// may differ between ranks.
     rank_0s: bool,
 }
 
@@ -65,11 +65,11 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the same kind of hidden file as [`save`](super::save), and sets the file's full length. Rank 0 writes
-/// the scalars, and the tensors that have no shards. Rank 0 also combines the checksums of all ranks' parts and writes
-/// the combined checksums. Each rank flushes its parts to disk. Then rank 0 flushes the whole file, renames it, and
-/// flushes the folder. No rank returns `Ok` before rank 0 has flushed the folder. The file system must allow several
-/// hosts to write different bytes of one file. Loading checks every byte.
+/// Rank 0 creates the same kind of hidden file as [`save`](super::save), and gives it the length of everything before
+/// the checksums. Rank 0 writes the scalars, and the tensors that have no shards. Rank 0 also combines the checksums of
+/// all ranks' parts and writes the combined checksums. Each rank flushes its parts to disk. Then rank 0 flushes the
+/// whole file, renames it, and flushes the folder. No rank returns `Ok` before rank 0 has flushed the folder. The file
+/// system must allow several hosts to write different bytes of one file. Loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps and for all ranks. The [deadline](crate::StepperBuilder::deadline) must leave the slowest rank

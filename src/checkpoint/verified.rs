@@ -1,4 +1,4 @@
-//! Reads a tensor file, and verifies its checksums at every read.
+//! Reads a tensor file. If the file has checksums, every read verifies them.
 //!
 //! The header's checksum is compared when the file is opened. A tensor's checksum is compared after the tensor has been
 //! read. This module never reports success for a tensor before its checksum has been compared.

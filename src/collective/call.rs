@@ -146,8 +146,8 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds the text that describes this rank's [agreement](CallKey::agreement). If ranks differ, the error message
-    /// quotes this text.
+    /// Adds the text that describes this rank's [agreement](CallKey::agreement). If ranks differ, the error message may
+    /// quote a part of this text.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -161,8 +161,9 @@ impl<'a> Call<'a> {
         self.key
     }
 
-    /// Returns the address of the source. The address is aligned to 64 bytes, with two exceptions that are aligned only
-    /// to the element type: borrowed memory, and the elements that count how many ranks used a parameter.
+    /// Returns the address of the source. In a stepper's calls, the address is aligned to 64 bytes, with two exceptions
+    /// that are aligned only to the element type: borrowed memory, and the elements that count how many ranks used a
+    /// parameter. In calls that [`on_host`](Self::on_host) makes, the address may be aligned only to the element type.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
@@ -348,7 +349,8 @@ impl Allocation {
     /// arbitrary. Dropping `owner` frees the memory.
     ///
     /// # Safety
-    /// The memory has the requested number of bytes and is on a device that the communicator reaches. It is valid until `owner` is dropped. Only the stepper's ops access the memory.
+    /// The memory has the requested number of bytes and is on a device that the communicator reaches. It is valid until
+    /// `owner` is dropped. Until then, only the stepper and its trainer access the memory.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }

@@ -38,7 +38,7 @@ pub struct CallKey {
     pub bytes: u64,
     /// A hash of the values that must be equal on all ranks, such as layout, options, hyperparameters and frozen
     /// parameters. [`difference`](crate::op::difference) compares two such hashes, and returns the name of the part
-    /// that differs.
+    /// that differs, or a text that lists all parts if several may differ.
     pub agreement: u64,
 }
 

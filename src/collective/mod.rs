@@ -118,10 +118,10 @@ pub trait Collective: Send + Sync {
     }
 
     /// Allocates `bytes` bytes at `place` for a stepper's buckets, or returns `None` if special memory has no advantage
-    /// for this collective. A stepper calls this method when it is built, after [`prepare`](Self::prepare), with the
-    /// same number of bytes on each rank. The stepper does not call this method for borrowed memory, or for memory that
-    /// is freed and allocated again: [released](crate::Gradients::Release) gradients, and the parameters of
-    /// [`Strategy::Fsdp`](crate::Strategy).
+    /// for this collective. A stepper calls this method when it is built, and again if it rebuilds its buckets, after
+    /// [`prepare`](Self::prepare), with the same number of bytes on each rank. The stepper does not call this method
+    /// for borrowed memory, or for memory that is freed and allocated again: [released](crate::Gradients::Release)
+    /// gradients, and the parameters of [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
     /// `Device` or `Collective` if there is no memory left.

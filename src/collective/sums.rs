@@ -95,8 +95,8 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The communicator of a stepper that makes no collective calls, because the caller sums the gradients or because the
-/// device only predicts times.
+/// A communicator that gets no collective calls: the caller sums the gradients, the device only predicts times, or the
+/// communicator belongs to a part that only steps (a GPU stepper's steps on the host, or a bench of single launches).
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,

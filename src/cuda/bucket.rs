@@ -1,9 +1,9 @@
 //! One bucket's launches on a GPU. Each call passes a stream and the addresses of the tensors.
 //!
 //! If the host counts the updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise, a step
-//! first launches another kernel, which derives the update's scalars. If the GPU counts the updates, the host also
-//! waits when it is eight steps ahead of the GPU. A failure is sticky, because the records and the settings may then
-//! belong to different steps.
+//! first launches another kernel, which derives the update's scalars. This kernel is a Begin, and a norm may launch one
+//! too. The host then also waits when it is eight Begins ahead of the GPU. A failure is sticky, because the records and
+//! the settings may then belong to different steps.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -182,8 +182,8 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// Begins an update on the GPU. The host first waits until the GPU has read the settings of the update that began
-    /// eight updates earlier.
+    /// Begins an update on the GPU. The host first waits until the GPU has read the settings of the Begin that was
+    /// enqueued eight Begins earlier.
     fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
             let DeviceMemory { driver, regions, .. } = &self.engine.memory;

@@ -60,8 +60,8 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the addresses of the caller's loss scale and skip flag. An address is `None` if the span does not
-    /// include the bytes that stand for its value.
+    /// Returns the addresses of the caller's loss scale and skip flag. An address is `None` if the caller has no
+    /// scaler, or if the span does not include the bytes that stand for its value.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

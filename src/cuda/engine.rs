@@ -1,5 +1,5 @@
-//! The parts that a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of all
-//! kernels except the step kernels.
+//! The parts that a stepper and a single bucket both need on a GPU: kernels, memory, settings, and the launches of the
+//! kernels that are neither steps nor norms.
 //!
 //! If the host does not begin an update (`given.rs`), the GPU begins it with one launch. This launch applies the
 //! current settings to the records and derives the update's scalars. The engine's owner decides when and on which
@@ -38,8 +38,9 @@ impl Engine {
         self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel. `args` is the struct of abi.h that the kernel takes. All its addresses are in this engine's
-    /// memory.
+    /// Launches a kernel. `args` is the struct of abi.h that the kernel takes. Its addresses are in memory that is
+    /// valid until the kernel has ended: this engine's memory, the ring of statuses, or memory of the caller (a loss
+    /// scale, a skip flag).
     pub(super) fn launch<Args>(
         &self,
         kernel: Kernel,

@@ -101,8 +101,8 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether the GPU has no memory for this bucket except while the bucket is full. If so, the host has the
-/// bucket's shard.
+/// Returns whether the GPU has no memory for this bucket's parameters except from the bucket's upload to its release.
+/// If so, the host has the shard.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }

@@ -1,9 +1,10 @@
 //! Runs a bucket's Begin on the host, and passes the results in the arguments of the step's launch. A step then needs
 //! no separate launch for Begin.
 //!
-//! The host counts updates until the first call that it cannot count. The host cannot count a call if only the GPU
-//! knows whether to step (because of a norm or a scaler), or if the records of the call differ too much to fit into an
-//! argument. A copy on the stream then moves the counts to the GPU, which counts all later updates.
+//! The host counts updates until the first call that it cannot count. The host cannot count a call if the call needs a
+//! value that only the GPU has (a norm's decision, or a scaler's scale or flag), or if the records of the call differ
+//! too much to fit into an argument. A copy on the stream then moves the counts to the GPU, which counts all later
+//! updates.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

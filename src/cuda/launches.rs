@@ -1,8 +1,8 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
 //! A launch holds its arguments and its grid, so running it takes one driver call. A custom optimizer also takes one
-//! call to the user's code per parameter. The addresses in the arguments point into the stepper's memory, which
-//! outlives the launches.
+//! call to the user's code per parameter. The addresses in the arguments point into memory of the stepper or of its
+//! caller, which outlives the launches.
 #![allow(unsafe_code)]
 
 use std::mem::{MaybeUninit, offset_of};
@@ -152,7 +152,7 @@ impl Preparation<'_> {
 }
 
 /// How tiles are assigned to blocks. The share of a block is the number of its tiles. In a launch that computes norms,
-/// each block ends with atomic additions, so the launch has only as many blocks as can be resident at a time, with
+/// each block ends with atomic additions, so the launch has at most as many blocks as can be resident at a time, with
 /// equal shares. In a launch of a step, each block has a short share, unless the caller limits the number of blocks. A
 /// launch for a custom optimizer has one block.
 #[derive(Clone, Copy)]

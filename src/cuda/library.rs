@@ -8,12 +8,13 @@
 //!
 //! cudarc returns the driver's result codes as a Rust enum. The enum has only the codes of the CUDA release for which
 //! cudarc was built. If the driver returns another code, the behaviour is undefined. [`Direct`] therefore declares some
-//! functions itself, so that they return the result code as a number. These functions start the driver, launch or order
-//! work on a stream, query whether the work has ended, or allocate memory for the work. If the device has a fault, one
-//! of these functions is the first to return the error. The other functions make or free an object, copy or fill
-//! memory, enqueue a host function, or capture a stream. This module calls the other functions through cudarc, so one
-//! risk remains: a driver newer than the enum may return a code that the enum lacks. [`call`] converts the results to
-//! numbers at once, and never matches on the enum.
+//! functions itself, so that they return the result code as a number. Among them are the functions that start the
+//! driver, launch kernels or graphs, order streams, wait for work or query whether it has ended, or allocate
+//! stream-ordered memory. If the device has a fault, usually one of these functions is the first to return the error.
+//! The other functions describe the device or an address, change the current context, load kernels, make or free an
+//! object, copy or fill memory, enqueue a host function, or capture a stream. This module calls the other functions
+//! through cudarc, so one risk remains: a driver newer than the enum may return a code that the enum lacks. [`call`]
+//! converts the results to numbers at once, and never matches on the enum.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -165,7 +166,8 @@ type Unused = *mut c_void;
 
 impl CaptureInfo {
     fn of(library: &Library) -> Option<CaptureInfo> {
-        // SAFETY: `cuda.h` gives these symbols these types, but with typed pointers for the results that are unused here.
+        // SAFETY: `cuda.h` gives these symbols these types, but with typed pointers for the results that are unused
+        // here.
         unsafe {
             let v3 = library.get(b"cuStreamGetCaptureInfo_v3").map(|found| CaptureInfo::V3(*found));
             v3.or_else(|_| library.get(b"cuStreamGetCaptureInfo_v2").map(|found| CaptureInfo::V2(*found)))

@@ -43,7 +43,8 @@ pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
 /// The version of cudarc that this crate uses. cudarc's streams and events convert to [`StreamHandle`] and
-/// [`EventHandle`](crate::EventHandle). Only these conversions use cudarc's types, because the types change often.
+/// [`EventHandle`](crate::EventHandle). In this crate's interface, only these conversions and
+/// [`Lent`](crate::bucket_step::Lent) use cudarc's types, because the types change often.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;

@@ -39,8 +39,8 @@ pub(super) fn is_ordered(version: u32, is_adopted: bool, variable: impl Fn(&str)
 /// The calls of one device.
 #[derive(Default)]
 pub(super) struct Order {
-    /// True if this device has a communicator with calls that NCCL does not order. Events then order the calls of all
-    /// communicators.
+    /// True once a communicator with calls that NCCL does not order was made on this device. Events then order the
+    /// calls of all communicators.
     pub(super) is_by_events: bool,
     /// The last call outside of captures, and the last call in a capture.
     last: [Option<Last>; 2],

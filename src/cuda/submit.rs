@@ -76,8 +76,9 @@ impl CudaDevice {
         }
     }
 
-    /// If an op needs memory for all shards of a bucket's parameters, returns two spans of this bucket: the shard on
-    /// this GPU, and the full bucket. The shard's span is empty if the shard is on the host.
+    /// If an op writes to the full parameters or copies of a sharded bucket on this GPU (a gather, or the upload of a
+    /// shard), returns two spans of this bucket: the shard on this GPU, and the full bucket. The shard's span is empty
+    /// if the shard is on the host.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];

@@ -1,7 +1,7 @@
 //! How the host waits for a GPU, and how a device fails.
 //!
 //! A wait polls, so it ends if a peer is lost or a reduction hangs. A failure is sticky: every later call returns it.
-//! The time of the trainer's own work never counts toward a deadline.
+//! The time of the trainer's own work does not count toward a deadline, except in a replay of a captured pass.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const AWAKE: Duration = Duration::from_micros(200);
 
 impl CudaDevice {
     /// Blocks until an event has passed. If a reduction takes longer than the deadline, returns `Deadline` instead. The
-    /// clock runs only during a reduction, because the trainer's own work may take any time.
+    /// clock runs only during a reduction or a replay, because the trainer's own work may take any time.
     pub(crate) fn block_on(&self, event: &Event) -> Result<()> {
         let summing_since = Cell::new(Instant::now());
         let wanted = || {

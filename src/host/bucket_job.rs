@@ -213,8 +213,9 @@ pub(crate) enum Prefetches {
 }
 
 impl Prefetches {
-    /// Returns whether steps on `memory_bytes` bytes of memory prefetch. The environment variable `INSTEP_PREFETCH`
-    /// decides this. If the variable is unset, `memory_bytes` decides.
+    /// Returns the choice for steps on `memory_bytes` bytes of memory. The environment variable `INSTEP_PREFETCH` sets
+    /// `Always` or `Never`. If the variable is unset, the choice is `Never` for memory that is assumed to be in a
+    /// cache, and `WhereFaster` for larger memory.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -280,7 +281,7 @@ impl Trial {
     }
 
     /// Compares a chunk's time with the time of the other chunk in its pair. If threads call this function
-    /// concurrently, a few more or fewer pairs may be counted.
+    /// concurrently, the other chunk may be of another pair.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {

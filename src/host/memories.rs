@@ -344,7 +344,8 @@ impl Memories {
         unsafe { self.regions().control().write(control) }
     }
 
-    /// Excludes a segment from the open pass, so that no op changes it. The next `Begin` op writes the segment's own action again.
+    /// Makes the steps of the open pass leave a segment unchanged. The next `Begin` op writes the segment's own action
+    /// again.
     ///
     /// # Safety
     /// No other op that touches control memory is running.
@@ -457,7 +458,7 @@ impl StoredValues<'_> {
     /// Returns the kernels' argument for `count` elements.
     ///
     /// # Panics
-    /// Panics if there are fewer elements, or if the format is unknown.
+    /// Panics if there are fewer elements, remainders or scales, or if the format or the kind of remainders is unknown.
     pub(super) fn argument(&mut self, count: usize) -> InstepStored {
         let bytes = match self.format {
             INSTEP_DTYPE_F32 => 4 * count,

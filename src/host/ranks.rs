@@ -267,8 +267,8 @@ impl Collective for InProcess {
         Ok(Arc::new(self.split()))
     }
 
-    /// Makes a communicator of some of the ranks. If ranks make different groups at the same point, and a rank is in two of
-    /// them, the ranks end with a `Mismatch`.
+    /// Makes a communicator of some of the ranks. If ranks make different groups at the same point, and a rank is in two
+    /// of them, the ranks end with a `Mismatch`.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let own = place_in(ranks, self.seat.place, self.world_size())?;
         let ranks = ranks.iter().map(|rank| self.ranks[*rank as usize]).collect();

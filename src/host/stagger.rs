@@ -13,11 +13,11 @@ pub(crate) const PAGE: u64 = 4096;
 /// Two arrays alias if the distance between their starts within a page is less than this.
 const NEAR: u64 = 512;
 
-/// Arrays start at multiples of 256 bytes, so they are aligned for any vector.
+/// Arrays that are placed here start at multiples of 256 bytes, so they are aligned for any vector.
 const GRAIN: u64 = 256;
 
-/// For each array that was placed here, and for each array of the caller: its start within a page, and its number of
-/// bytes.
+/// For each array that was placed here: its start within a page, and its number of bytes. For each part of an array of
+/// the caller: the start of that array within a page, and the number of bytes of the part.
 #[derive(Debug, Default)]
 pub(crate) struct Stagger {
     taken: Vec<(u64, u64)>,

@@ -34,8 +34,8 @@ pub(crate) trait Run: Send + Sync + 'static {
     fn abort(&self, cause: &Error);
 }
 
-/// The state that the stepper and its stream threads share. The threads keep this state alive until their queues are
-/// empty.
+/// The state that the stepper and its stream threads share. The threads keep this state alive until the streams are
+/// closed and the queues are empty.
 pub(crate) struct Streams<E> {
     executor: E,
     rank: u32,

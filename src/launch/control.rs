@@ -5,7 +5,7 @@
 //! gradients, and whether to skip the step. Control memory has control blocks and records. Records are in the
 //! assignment's order: round by round, and in each round in the order of the plan's segments. Only this file checks the
 //! step counts that a caller sets. This file refuses a count that is too large. For NAdam, this file also refuses a
-//! count without the product of momenta.
+//! count above 0 without the product of momenta.
 
 use std::ptr;
 
@@ -253,7 +253,7 @@ impl StepCount {
     }
 }
 
-/// For error texts: a description of the valid carried numbers.
+/// Describes, for error texts, which values a carried number may have.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

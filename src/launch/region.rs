@@ -221,7 +221,7 @@ impl Regions {
     }
 
     /// Divides a span at the ends of pieces, and returns the address and the length of each part. Bytes of the span
-    /// beyond the end of the memory are omitted.
+    /// that are in no piece are omitted.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));

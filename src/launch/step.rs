@@ -226,8 +226,8 @@ pub(crate) fn rebind(
     kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
-/// In each tile, replaces the offset or the earlier address by the current address of the tile's elements. Before each
-/// replacement, calls `check` with the span of the parameters. Returns whether any tile has changed.
+/// In each tile, replaces the offset or the earlier address by the current address of the tile's elements. Before the
+/// tiles of a record change, calls `check` with the span of all their elements. Returns whether any tile has changed.
 fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
     let (segments, mut has_changed) = (plan.segments().len() as u32, false);
     for of_segment in tiles.chunk_by_mut(|a, b| a.record == b.record) {

@@ -156,8 +156,8 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded. In a sharded plan with only one shard, this is true for buckets with a
-    /// tail block, because the shard excludes that block.
+    /// Returns whether the bucket is sharded. In a sharded plan with only one shard, this is true only for reduced
+    /// buckets with a tail block, because the shard excludes that block.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }

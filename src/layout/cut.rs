@@ -1,11 +1,12 @@
 //! Cuts a layout into buckets, for given bucket caps and a world size.
 //!
 //! A bucket holds parameters of one precision and one clip set, up to a cap. Parameters are added to buckets in a given
-//! order. As in DDP, each combination of precision and clip set has its own open bucket. A bucket closes at the
-//! parameter that reaches the cap. Buckets are in the order of their last parameters, which is the order in which
-//! backward completes them. Every segment starts at a multiple of 256 elements, and every bucket is padded to a
-//! multiple of 256 times the number of shards. Shards, norm leaves and vectors are therefore aligned for any cap. Every
-//! sum and product is checked, and a plan of 2^56 elements or more is an error.
+//! order. As DDP has for each type, each combination of storage and clip set has its own open bucket. A bucket closes
+//! at the parameter that reaches the cap. Buckets are in the order of their last parameters, which is the order in
+//! which backward completes them. Buckets of local parameters come after all other buckets. Every segment starts at a
+//! multiple of 256 elements, and every bucket is padded to a multiple of 256 times the number of shards. Shards, norm
+//! leaves and vectors are therefore aligned for any cap. Every sum and product is checked, and a plan of 2^56 elements
+//! or more is an error.
 
 use std::ops::Range;
 
@@ -17,13 +18,16 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Storages, Tails};
 
 impl Plan {
-    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` requests. Parameters of different
-    /// precisions never share a bucket. Buckets are in the order in which backward completes them.
+    /// Cuts `layout` into buckets. In each bucket that has elements, the counts that `tails` requests follow the
+    /// gradients. Buckets of local parameters do not count contributing ranks. Parameters of different precisions never
+    /// share a bucket. Buckets are in the order in which backward completes them, and buckets of local parameters come
+    /// last.
     ///
     /// # Errors
     /// `Config` if a cap or the world size is zero, if a [precision](crate::Precision) has no kernel, or if `tails`
-    /// requests counts and the gradients' type cannot represent all counts up to the world size. `Layout` if a
-    /// parameter's own type does not fit its precision, or if the padded buckets hold 2^56 elements or more.
+    /// requests counts and the gradients' type cannot represent all counts up to the world size. Also returns `Config`
+    /// if `storages` names an unknown group, or one group twice. `Layout` if a parameter's own type does not fit its
+    /// precision, or if the padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
         world_size: u32,

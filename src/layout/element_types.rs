@@ -57,7 +57,7 @@ pub enum Moments {
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
-/// How values are rounded if they are stored in fewer bits than f32. Such values are states of 16 or 8 bits, [24-bit
+/// How some values are rounded that are stored in fewer bits than f32: states of 16 or 8 bits, [24-bit
 /// masters](Master::Remainder8), and 16-bit parameters without a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {

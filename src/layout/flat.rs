@@ -16,8 +16,8 @@ impl Plan {
     ///
     /// # Errors
     /// `Layout` if the bucket is empty, or if an offset splits a block of 8-bit states. Also returns `Layout` if a
-    /// gradient ends outside the bucket, overlaps another gradient or is listed twice. `Config` if no kernel supports
-    /// the precision.
+    /// gradient ends outside the bucket, overlaps another gradient, is listed twice or belongs to a local parameter, if
+    /// parameters differ in precision or clip, or if rows do not fit. `Config` if no kernel supports the precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,

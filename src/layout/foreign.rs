@@ -42,7 +42,8 @@ impl ForeignBucket {
     /// the larger parameter, each with `row` elements. `first` is the index of the shard's first element among the
     /// elements of all full parameters. If a [`BucketStep`](crate::BucketStep) steps the shard, the shard gets the same
     /// bits as in a step of the full parameter. To get these bits, stochastic rounding counts elements from `first`,
-    /// and no block of 8-bit states crosses the end of a row.
+    /// and no block of 8-bit states crosses the end of a row. [`Lamb`](crate::Lamb) is an exception, because its norms
+    /// then cover only the shard.
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. For
@@ -154,8 +155,9 @@ impl Plan {
     /// # Errors
     /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or end
     /// outside their bucket. Also returns `Layout` if the parameters of a bucket differ in
-    /// [precision](crate::Precision) or [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a
-    /// kernel.
+    /// [precision](crate::Precision) or [clip](crate::StepperBuilder::group_clip), if a parameter is local, or if the
+    /// plan has 2^56 elements or more. `Config` for a precision without a kernel, an unknown group, or a group that is
+    /// named twice. `Unsupported` if a bucket has [rows](ForeignBucket::rows).
     pub fn foreign(
         layout: &Layout,
         buckets: &[ForeignBucket],

@@ -244,8 +244,8 @@ impl LayoutBuilder {
     ///
     /// # Errors
     /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. Also returns
-    /// `Layout` if a shape does not match its parameter's length, if an option comes before the first parameter, or if
-    /// the layout has 2^56 elements or more.
+    /// `Layout` if a shape does not match its parameter's length or has more than 64 dimensions, if an option comes
+    /// before the first parameter, or if the layout has 2^56 elements or 2^32 parameters or more.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -350,9 +350,9 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A search for a missing name costs no more than a successful
-    /// search. For a missing name, [`id`](Self::id) takes longer, because its error names similar parameters, and
-    /// finding them takes a comparison with all names.
+    /// Returns the parameter called `name`, or `None`. A search for a missing name also compares only a few names. For
+    /// a missing name, [`id`](Self::id) takes longer, because its error names similar parameters, and finding them
+    /// takes a comparison with all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))

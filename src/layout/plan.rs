@@ -1,9 +1,10 @@
 //! A layout that is divided into buckets. A plan gives the offset of every segment to the schedule, the checker and the
 //! devices.
 //!
-//! Unless the caller chose the buckets, gradients, parameters and states have the same offsets. `cut.rs` makes a plan
-//! from caps and a world size, and `foreign.rs` makes a plan from the caller's buckets. A plan always has fewer than
-//! 2^56 elements.
+//! Unless the caller chose the buckets, gradients, parameters and states have the same offsets. In a sharded plan, the
+//! states' memory has only this rank's shards, so positions in this memory differ from the offsets. `cut.rs` makes a
+//! plan from caps and a world size, `foreign.rs` makes a plan from the caller's buckets, and `flat.rs` makes a plan of
+//! one bucket. A plan always has fewer than 2^56 elements.
 
 use std::ops::Range;
 

@@ -452,10 +452,10 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// Returns the largest number of ops that a pass of one micro-batch can have. The ops of a bucket are waits, marks,
-/// broadcasts, and the ops that sum and step the bucket. On any one stream, a segment adds at most two ops, such as two
-/// `Zero` ops or a broadcast. Each further clip set has two collectives. If each micro-batch is summed, a pass of
-/// several micro-batches has more ops, and the queues grow once.
+/// Returns an upper bound on the number of ops of a pass of one micro-batch on any one stream. The ops of a bucket are
+/// waits, marks, broadcasts, and the ops that sum and step the bucket. On any one stream, a segment adds at most two
+/// ops, such as two `Zero` ops or a broadcast. Each further clip set has two collectives. If each micro-batch is
+/// summed, a pass of several micro-batches may have more ops, and the queues then grow.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();

@@ -21,8 +21,8 @@ pub enum Memory {
     Grads,
     /// The control blocks, and the scalars of each segment.
     Control,
-    /// The hyperparameters of each parameter group, and the learning-rate multiplier and action of each segment. The
-    /// trainer sets these values between passes, and `Begin` reads them.
+    /// The hyperparameters of each optimizer, and a learning-rate multiplier and an action for each optimizer of each
+    /// segment. The trainer sets these values between passes, and `Begin` reads them.
     Settings,
     /// Master weights or remainders of 16-bit parameters.
     Master,
@@ -223,8 +223,7 @@ impl Span {
         [shared, Span { start: shared.end, ..shared }]
     }
 
-    /// Returns the span of this rank's shard of a bucket, in the device's parameters, the host's parameters or the
-    /// copies.
+    /// Returns the span of this rank's shard of a bucket, in any memory that has the element offsets of parameters.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
@@ -277,8 +276,9 @@ impl Span {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
 
-    /// Returns the element type that a collective uses for this span: the type of the span's first element. For master
-    /// weights, the type is f32, because collectives only copy master weights, as words of 4 bytes.
+    /// Returns the element type that a collective uses for this span. For parameters, gradients and the sums of
+    /// micro-batches, this is the type of the span's first element. For all other memories, the type is f32, because
+    /// collectives only copy the tensors of these memories, as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
             let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);

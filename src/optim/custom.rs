@@ -2,7 +2,7 @@
 //!
 //! The user writes only the formula. The library stores the states, counts the updates, and decides which parameters
 //! are skipped. The user's code receives exactly the memory that the checker assumes: one parameter, its gradient and
-//! its states. PyTorch's functional optimizers have a similar `step_param`.
+//! its states, and on a GPU also the step's scalars. PyTorch's functional optimizers have a similar `step_param`.
 
 use std::fmt;
 use std::sync::Arc;

@@ -69,8 +69,8 @@ impl LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
 
-    /// Returns a schedule that calls `lr_at` once per pass to get the learning rate of a step. `lr_at` must return the
-    /// same value on every rank.
+    /// Returns a schedule that calls `lr_at` to get the learning rate of a step. A stepper makes one such call per pass
+    /// for each optimizer with this schedule. `lr_at` must return the same value on every rank.
     pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }

@@ -167,7 +167,7 @@ optimizer! {
 // Defaults are those of `torch.optim.Adadelta`. With `lr` = 1 this is the paper's method.
 optimizer! {
     /// Adadelta: multiplies the gradient by a ratio of two root mean squares. The numerator is the root mean square of
-    /// past changes, and the denominator is the root mean square of past gradients.
+    /// past changes, and the denominator is the root mean square of the gradients up to and including this one.
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {

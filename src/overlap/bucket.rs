@@ -71,8 +71,8 @@ impl GradBucket<'_> {
         self.values
     }
 
-    /// Multiplies the values by the number of ranks. A hook that computes means over ranks must call this method,
-    /// because the step divides by the number of ranks afterwards.
+    /// Multiplies the values by the number of ranks. A hook that would otherwise leave means over ranks in the values
+    /// must call this method, because the step divides by the number of ranks afterwards.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -248,8 +248,8 @@ impl BucketSum<'_> {
     }
 
     /// Returns the sums in one piece. The sums include the loss scale and are not divided by the number of ranks. In
-    /// memory that the stepper allocated, the padding between gradients is zero. The slice is empty if this rank steps
-    /// no element of the bucket.
+    /// memory that the stepper allocated, the padding between gradients is zero. If this rank steps no element of the
+    /// bucket, the slice has only padding.
     pub fn values(&self) -> &[f32] {
         self.values
     }
@@ -292,7 +292,7 @@ impl EnqueuedSum<'_> {
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)
     }
 
-    /// Returns the number of elements, or 0 if this rank steps no element of the bucket.
+    /// Returns the number of elements, including padding.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

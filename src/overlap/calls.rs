@@ -16,7 +16,7 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// A communicator that runs the user's functions for some kinds of calls. A `CustomCalls` passes all other calls to the
 /// inner communicator `comm`.
 ///
-/// The user's function receives two arguments: the call, and the inner communicator of the call's group. On the host,
+/// The user's function receives two arguments: the inner communicator of the call's group, and the call. On the host,
 /// the function fills [`Call::target`] from [`Call::source`]. On a GPU, the function enqueues work on [`Call::stream`].
 /// A result that several ranks receive must have the same bits on all of them. Steppers may use every kind of call for
 /// which a function is set, even if `comm` does not support this [kind](Collective::supports).

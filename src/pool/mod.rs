@@ -1,4 +1,5 @@
-//! The threads over which kernel launches are split. All ranks of a process share these threads.
+//! The threads over which kernel launches are split. The ranks of an in-process group share these threads. A stepper
+//! with another collective, or with its own number of threads, has its own pool.
 //!
 //! The launching thread works too, so a pool of one thread has no other thread. The launching thread waits only for
 //! helpers that are inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes
@@ -35,7 +36,7 @@ const WAKE_BYTES: u64 = 6 << 20;
 /// an effect after some launches.
 const WAKE_NS: u64 = 200_000;
 
-/// How long helpers stay awake after a launch, unless `INSTEP_SPIN_US` sets another time.
+/// How long helpers stay awake after a launch, unless `INSTEP_SPIN_US` or [`Pool::spinning`] sets another time.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// How long a launcher watches helpers that are inside a chunk. After this time, the launcher sleeps until the helpers
@@ -241,7 +242,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the last launch ended less than `spin` ago. Helpers of that launch are then still awake.
+    /// Returns whether the last launch ended less than `spin` ago. Helpers that the last launch had woken would then
+    /// still be awake.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()

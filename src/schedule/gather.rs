@@ -54,7 +54,8 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// All-reduces a bucket's tail block. For each gradient, the tail block counts the ranks that have the gradient.
+    /// All-reduces a bucket's tail block. The tail block counts the ranks that have each gradient, the ranks that have
+    /// data, or both.
     fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
         for group in groups.iter().filter(|_| tail.bytes() > 0) {
             let kind = CollectiveKind::AllReduce;

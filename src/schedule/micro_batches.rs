@@ -1,9 +1,10 @@
 //! Passes of several micro-batches. Either each rank accumulates its own gradients, or the gradients of each
 //! micro-batch are summed over ranks.
 //!
-//! This file appends ops only if each micro-batch is summed. All these ops run on the reduce stream, so they need no
-//! waits between them. Only the trainer waits for these ops, before it writes the next gradients. The all-reduce among
-//! replicas runs only once per pass. (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
+//! This file appends ops only if each micro-batch is summed. All sums run on the reduce stream, so they need no waits
+//! between them. Only the trainer waits for the sums of a micro-batch that is not the last one, before it writes the
+//! next gradients. The all-reduce among replicas runs only once per pass. (Zhao et al., VLDB 2023, "PyTorch FSDP",
+//! 3.3.4.)
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -73,7 +73,7 @@ pub struct Policy {
     /// Whether collectives must run in the order of the buckets.
     pub keeps_order: bool,
     /// Whether the caller sums the gradients. In this case, there are no collectives, and no op may write a gradient
-    /// before the step.
+    /// before the step or, with offload, before the download.
     pub sums_by_caller: bool,
 }
 
@@ -165,20 +165,21 @@ pub struct Schedule {
     /// The number of micro-batches that follow the current one in the open pass.
     micro_batches_left: u32,
     /// The end of the pass's `Begin`. After this mark, the trainer may change the settings. If there are tail blocks,
-    /// each reduce must wait for `Begin`, because `Begin` resets the counts that the reduce sums.
+    /// each reduce of the last micro-batch must wait for `Begin`, because `Begin` resets the counts that the reduce
+    /// sums. With offload, the downloads wait instead.
     begun: Option<Mark>,
     /// The last reduce. If there are tail blocks, the next `Begin` must wait for this reduce.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
-    /// The last all-gather of each bucket, or with offload the last upload of each bucket. The bucket's next step must
-    /// wait for this op. A launch of several buckets waits for all marks in a slice of this list.
+    /// The all-gather of each bucket's last unshard, or with offload the last upload of each bucket. The bucket's next
+    /// step must wait for this op. A launch of several buckets waits for all marks in a slice of this list.
     gathered: Vec<Option<Mark>>,
     /// The trainer's position at the last call of `touch_all`.
     all_touched: Ticket,
     /// The trainer's last access to control memory, settings or counts. The next `Begin` must wait for this access.
     inputs_touched: Ticket,
-    /// The newest `stepped` mark of all buckets.
+    /// The `stepped` mark of the last step of any bucket, or the end of a later `synchronize`.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: the pass's `Publish`, or the last op of an abandoned pass.
     settled: Option<Mark>,
@@ -244,8 +245,8 @@ impl Schedule {
         self.pass
     }
 
-    /// Sets the number of passes begun so far. Call this method after a capture, which runs no pass, and after replayed
-    /// passes.
+    /// Sets the number of passes begun so far. Call this method after a rebuild, after a capture, which runs no pass,
+    /// and after replayed passes.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }

@@ -164,7 +164,8 @@ impl Readiness {
         self.uses_left[param] == 0
     }
 
-    /// Returns an error if the parameter is frozen or declared unused, because such a parameter has no gradient.
+    /// Returns an error if the parameter is frozen, or was declared unused without an earlier hand-over, because such a
+    /// parameter has no gradient.
     pub(super) fn refuse_frozen(&self, param: usize) -> Result<()> {
         let (wrong, remedy) = match (self.frozen[param], self.left_out[param]) {
             (true, _) => ("frozen, so it takes no gradient", "unfreeze it between passes"),

@@ -77,7 +77,8 @@ impl Schedule {
         self.loss_scale_touched = self.inputs_touched;
     }
 
-    /// Returns whether the trainer has read the loss scale, or requested its address, since the last decision.
+    /// Returns whether, since the last decision, the trainer has read the loss scale, requested its address, or
+    /// accessed its own scaler.
     pub fn is_loss_scale_touched(&self) -> bool {
         self.loss_scale_touched != NEVER
     }

@@ -2,7 +2,8 @@
 //!
 //! The `Leave` op makes steps and norms skip such a parameter. `Leave` runs on the optim stream, after the pass's
 //! `Begin` and before the bucket's step, so it needs no wait. Ranks compare the declared parameters in the collective
-//! that sums the bucket. If that collective has already started, ranks compare these parameters in the next pass.
+//! that sums the bucket. If a parameter was already handed over, ranks compare it in the next collective after the open
+//! pass.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};

@@ -149,8 +149,8 @@ impl<D: Device> Stepper<D> {
         self.plan.keeps_ema()
     }
 
-    /// Returns the names of the states that the optimizers of one parameter use. The parameter's other states stay
-    /// zero.
+    /// Returns the names of the states that the optimizers of one parameter use. Steps do not change the parameter's
+    /// other states.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }

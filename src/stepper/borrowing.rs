@@ -29,7 +29,8 @@ impl StepperBuilder<'_> {
     /// [`Stepper::set_unused`] for parameters that no rank used. The default of [`unused`](Self::unused) is
     /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), make one of the
     /// three calls listed below before you write a gradient through your own pointer. Without such a call, zeros
-    /// overwrite the gradient, and the step uses the zeros.
+    /// overwrite the gradient, and the step uses the zeros. If the caller [sums the gradients](Sums::by_caller),
+    /// [`finish`](Stepper::finish) returns an error instead.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -79,8 +80,9 @@ impl StepperBuilder<'_> {
     /// 5. If a parameter has a [master](crate::Master), never write the parameter directly. Call [`Stepper::write`],
     ///    which writes the parameter and its master.
     ///
-    /// Closing or dropping the stepper waits for running steps and, without a deadline, for the caller's sums. Unless
-    /// the thread is panicking, closing or dropping also waits for queued collectives, at most until the deadline.
+    /// Closing or dropping the stepper waits for running steps and, without a deadline, for the caller's sums. Unless a
+    /// pass is open or the thread is panicking, closing or dropping also waits for queued collectives, at most until
+    /// the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
@@ -120,11 +122,11 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// With a scaler, [`finish`](Stepper::finish) waits for the device's decision whether to skip the pass. This
-    /// decision requires the last collective. `finish` does not wait for steps. On a GPU, the trainer's stream waits,
-    /// and the thread waits only if steps are offloaded. Between `finish` and the next `begin`, work on the trainer's
-    /// stream may read and write both tensors. During a pass, work on the trainer's stream may access only `found_inf`.
-    /// With offload, these rules apply to the trainer's thread instead of its stream. A captured pass uses the same
-    /// addresses in every replay. With offload on a GPU, capture is refused.
+    /// decision requires the last collective. `finish` does not wait for steps, except on a GPU in `Sequential` mode.
+    /// On a GPU, the trainer's stream waits, and the thread waits only if steps are offloaded. Between `finish` and the
+    /// next `begin`, work on the trainer's stream may read and write both tensors. During a pass, work on the trainer's
+    /// stream may access only `found_inf`. With offload, these rules apply to the trainer's thread instead of its
+    /// stream. A captured pass uses the same addresses in every replay. With offload on a GPU, capture is refused.
     ///
     /// # Errors
     /// This call itself returns no error. Building the stepper returns the following errors. `Config` if an address is

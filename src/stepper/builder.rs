@@ -172,10 +172,11 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Nothing, optimizer)
     }
 
-    /// Steps only these parameters. Other parameters have no states, and their gradients are averaged over the ranks
-    /// for an optimizer outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) describes these
-    /// gradients). After that optimizer has computed new parameters, store them with [`write`](crate::Stepper::write).
-    /// `None` steps all parameters, and an empty list steps no parameter.
+    /// Steps only these parameters. Other parameters have no states. Unless their action is `Leave`, their gradients
+    /// are averaged over the ranks for an optimizer outside the stepper
+    /// ([`SegmentAction::Average`](crate::SegmentAction) describes these gradients). After that optimizer has computed
+    /// new parameters, store them with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list
+    /// steps no parameter.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
@@ -264,9 +265,9 @@ impl<'a> StepperBuilder<'a> {
     ///   the sums or this rank's own gradients.
     /// * [`Release`](Gradients::Release): in `Eager` mode, each bucket's pages are returned to the operating system
     ///   right after the bucket's step. A pass therefore never has all gradients in memory at once, unless backward is
-    ///   faster than the steps. In the other modes, all gradients are in memory when the last gradient has been
-    ///   reduced. The next write maps the pages again, one by one, and therefore costs more than a write to mapped
-    ///   pages. A page is not returned if it also holds a gradient with the action [`Average` or
+    ///   faster than the steps. In the other modes, all gradients that this rank steps are in memory when the last
+    ///   gradient has been reduced. The next write maps the pages again, one by one, and therefore costs more than a
+    ///   write to mapped pages. A page is not returned if it also holds a gradient with the action [`Average` or
     ///   `Leave`](crate::SegmentAction), or the counts of ranks that had a gradient. `Release` needs Linux and a
     ///   stepper on the CPU that owns its memory, and is refused otherwise.
     ///
@@ -376,9 +377,10 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Divides the summed gradients by this number, from 1 to 2^24. The default divisor is the number of ranks. The
-    /// division is a part of the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the
-    /// undivided sums. The gradient of a local parameter is not divided by this number.
+    /// Divides the summed gradients by this number, from 1 to 2^24. The default divisor is the number of ranks that
+    /// [`uneven_inputs`](Self::uneven_inputs) selects, or otherwise the number of all ranks. The division is a part of
+    /// the step's gradient factor, so it adds no rounding. With a divisor of 1, steps use the undivided sums. The
+    /// gradient of a local parameter is not divided by this number.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.

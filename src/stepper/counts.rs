@@ -1,7 +1,7 @@
 //! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta.
 //!
-//! A call that sets NAdam's step count without the product is refused, because otherwise the next update's bias
-//! correction would silently be wrong.
+//! A call that sets NAdam's step count to a number above 0 without the product is refused, because otherwise the next
+//! update's bias correction would silently be wrong.
 
 use std::borrow::Cow;
 
@@ -137,8 +137,9 @@ impl<D: Device> Stepper<D> {
 
 impl<D: Device> Stepper<D> {
     /// Returns all optimizers. The list begins with the first optimizer of each group, in the layout's order of groups.
-    /// The groups' [further optimizers](crate::StepperBuilder::then) follow. Optimizers of single parameters come last,
-    /// in the order of registration.
+    /// The groups' [further optimizers](crate::StepperBuilder::then) follow. Optimizers of single parameters come next,
+    /// in the order of registration. Optimizers that were [added](Self::add_optimizer_for) to the built stepper come
+    /// last, including [those of groups](Self::add_group).
     ///
     /// ```
     /// use std::any::Any;
@@ -177,8 +178,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Returns the names of a parameter's states for [`ParamId::state`]. These are the names in `torch.optim`. For the
-    /// parameter's `k`-th additional optimizer, the suffix `#k` is added.
+    /// Returns the names of a parameter's states for [`ParamId::state`]. If `torch.optim` has the optimizer, these are
+    /// the names in `torch.optim`. For the parameter's `k`-th additional optimizer, the suffix `#k` is added.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

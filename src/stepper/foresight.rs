@@ -80,7 +80,8 @@ impl Foresight {
     /// of a parameter or, in a pass, a write of a gradient.
     ///
     /// # Errors
-    /// Returns those errors of [`Stepper::read`] that concern the tensor.
+    /// Returns those errors of [`Stepper::read`] that concern the tensor. A tensor of which this rank has only a shard
+    /// is not refused.
     pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
         let (id, memory) = self.0.find(tensor.into())?;
         let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;

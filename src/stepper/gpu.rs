@@ -230,9 +230,9 @@ impl Stepper<CudaDevice> {
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper has no such tensor, stores it as
     /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it. `Sharded` for a [sharded](crate::Strategy) tensor.
-    /// `Order` inside a pass for a state, a copy, an average, or the gradient of a frozen parameter. `Order` for a
-    /// tensor that was handed over in this micro-batch, and for a parameter in a bucket that is not unsharded.
-    /// `Poisoned` after a failure.
+    /// `Order` inside a pass for a state, a copy, an average, or the gradient of a frozen or [unused](Self::set_unused)
+    /// parameter. `Order` for a tensor that was handed over in this micro-batch, and for a parameter in a bucket that
+    /// is not unsharded. `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {

@@ -16,10 +16,10 @@ use crate::stepper::stepper::Stepper;
 impl<D: Device> Stepper<D> {
     /// Sets an optimizer's learning rate from the next pass on. `optimizer` is the name of its group
     /// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups), or its id from
-    /// [`optimizers`](Self::optimizers). All ranks must set the same learning rate. In-process ranks, and
-    /// [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call that ranks make to the
+    /// [`optimizers`](Self::optimizers). All ranks must set the same learning rate. In-process ranks, `Mpi`, and
+    /// [`Nccl`](crate::cuda::Nccl) with its ledger compare every call that ranks make to the
     /// [collective](crate::Collective). If learning rates differ, the next pass's first collective then returns
-    /// `Mismatch`. Other collectives do not compare calls, so different learning rates make the ranks' parameters
+    /// `Mismatch`. With a collective that does not compare calls, different learning rates make the ranks' parameters
     /// diverge silently. Hyperparameters are not saved in checkpoints.
     ///
     /// # Ordering

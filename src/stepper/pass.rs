@@ -141,10 +141,11 @@ impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
-    /// Does not wait. The steps of the last pass may still be running. The first pass broadcasts rank 0's parameters. After a
-    /// [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's bucket. When
-    /// a pass opens after such a write, ranks compare which parameters they wrote. With [`Nccl`](crate::cuda::Nccl),
-    /// this comparison blocks the thread until all ranks have opened the pass.
+    /// Does not wait. The steps of the last pass may still be running. The first pass broadcasts rank 0's parameters.
+    /// After a [write](Stepper::write) of a parameter, the next pass broadcasts all parameters of that parameter's
+    /// bucket. When a pass opens after such a write, ranks compare which parameters they wrote. With
+    /// [`Nccl`](crate::cuda::Nccl), this comparison blocks the thread until all ranks have opened the pass. With
+    /// [`Strategy::Fsdp`](crate::Strategy), nothing is broadcast.
     ///
     /// # Errors
     /// `Order` if a pass is still open, [detached](Pass::detach) or leaked. [`abandon`](Self::abandon) ends that pass.

@@ -87,8 +87,9 @@ impl<D: Device> Stepper<D> {
 
     /// Adds an optimizer to parameters. The new optimizer runs after the optimizers that the parameters already have.
     /// If a parameter had no optimizer, it is stepped from now on. All ranks make this call at the same point between
-    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), and leaves all existing data
-    /// unchanged. The new optimizer's states start as zeros, and its [`step_count`](Self::step_count) starts at 0.
+    /// passes. The call costs as much as [`rebuild_buckets`](Self::rebuild_buckets), changes as little, and has the
+    /// same effect on recordings, captured passes and addresses. The new optimizer's states start as zeros, and its
+    /// [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -225,7 +225,7 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// Work that you enqueue on the trainer's stream between this call and the end of the pass runs after the previous
-    /// pass's decision. Such work does not wait for the previous pass's steps. The open pass's decision runs after such
+    /// pass's decision. This call adds no wait for the previous pass's steps. The open pass's decision runs after such
     /// work. The host does not wait.
     ///
     /// # Errors

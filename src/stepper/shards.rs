@@ -274,7 +274,8 @@ impl<D: Device> Stepper<D> {
         Ok(received)
     }
 
-    /// Refuses a tensor if this rank has only a shard of it.
+    /// Refuses a tensor if this rank has only a shard of it. For parameters and copies, `refuse_resharded` does this
+    /// instead.
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
@@ -306,8 +307,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Adds written values to the agreement if the parameter is sharded, or if its master is sharded or offloaded.
-    /// Passes do not broadcast such parameters and masters. Sharded values are not broadcast, because each rank has
-    /// only a shard.
+    /// Passes broadcast neither sharded parameters nor sharded or offloaded masters. Sharded values are not broadcast,
+    /// because each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

@@ -7,10 +7,10 @@
 //! gradient, but borrowed buckets have no room for counts. If no rank writes a gradient, declaring the parameter unused
 //! gives the same bits as `Unused::Skip`.
 //!
-//! A rank without data contributes zeros to every collective and performs every step. Its parameters and states
-//! therefore stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce
-//! also counts the ranks with data. PyTorch's `Join`, in contrast, runs an extra collective before each iteration and
-//! broadcasts parameters at the end.
+//! A rank without data contributes zeros to every sum and performs every step, except the steps of local parameters.
+//! Its parameters and states therefore stay equal to those of the other ranks, and no broadcast is needed at the end.
+//! Each bucket's all-reduce also counts the ranks with data. PyTorch's `Join`, in contrast, runs an extra collective
+//! before each iteration and broadcasts parameters at the end.
 
 use crate::device::Device;
 use crate::error::{Result, refuse};
@@ -24,8 +24,8 @@ impl<D: Device> Stepper<D> {
     /// and its gradient cannot be written. Its value, state and step count do not change, and no bucket waits for it. A
     /// bucket in which every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a
     /// frozen parameter is reduced as zeros. All ranks must freeze the same parameters. If ranks differ, the next
-    /// collective that [compares calls](Self::set_lr) returns `Mismatch`. A rank that froze all parameters calls no
-    /// collective, so the other ranks get a `Deadline` or `PeerLost`.
+    /// collective that [compares calls](Self::set_lr) returns `Mismatch`. If a rank froze all parameters, its pass may
+    /// have no collective, and the other ranks then get a `Deadline` or `PeerLost`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -69,7 +69,7 @@ impl<D: Device> Stepper<D> {
 
     /// Declares that no rank has a gradient for these parameters in the open pass. Their values, states and step counts
     /// do not change, and norms exclude their gradients, as with [`Unused::Skip`](crate::Unused). The launch of a
-    /// bucket does not wait for these parameters, and the trainer can still read them.
+    /// bucket does not wait for these parameters, and the trainer can still read those that were not handed over.
     ///
     /// If the gradient of an unused parameter was written in this pass but not handed over, the stepper replaces it by
     /// zeros before the reduce. If the gradient was handed over, or if the [caller sums it](crate::Sums::by_caller),
@@ -102,12 +102,14 @@ impl<D: Device> Stepper<D> {
     /// and `Sequential` mode, make this call before the pass is finished. In a captured pass, this call is part of the
     /// capture. If all parameters of a bucket are unused, this call does not launch the bucket. A later hand-over, or
     /// the end of the pass, launches and reduces the bucket. If buckets may be handed over in any order, the bucket is
-    /// launched only by [`bucket_ready`](Self::bucket_ready) for this bucket, or by the end of the pass.
+    /// launched only by [`bucket_ready`](Self::bucket_ready) or `bucket_ready_after` for this bucket, or by the end of
+    /// the pass.
     ///
     /// All ranks must declare the same parameters, before the same hand-overs. If ranks differ and their collective
     /// [compares calls](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter
-    /// unused after that all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums
-    /// by the caller, ranks do not compare the declared parameters.
+    /// unused after the parameter's hand-over, a later collective returns `Mismatch` instead: the first one between the
+    /// passes, or else the next pass's first collective. With sums by the caller, ranks do not compare the declared
+    /// parameters.
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs),

@@ -30,11 +30,11 @@ pub enum TensorId<'n> {
     /// [`Stepper::read`](crate::Stepper::read) returns the master's values.
     Param(ParamId),
     /// The parameter's gradient. After a pass, the gradient is **the sum over ranks, still multiplied by the loss
-    /// scale**. The sum is neither divided nor clipped. The step applies division and clipping as one factor, and does
-    /// not write the result to the gradient. For the mean, divide the sum by [`world_size`](crate::Stepper::world_size)
-    /// and the loss scale. With the action [Average](crate::SegmentAction), the gradient is the mean of the scaled
-    /// gradients. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient
-    /// after the step.
+    /// scale**. The sum is neither divided nor clipped. The gradient of a local parameter is not summed over ranks. The
+    /// step applies division and clipping as one factor. By default, it does not write the result to the gradient. For
+    /// the mean, divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
+    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can average, zero or release the gradient.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
     /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of

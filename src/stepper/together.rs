@@ -36,8 +36,8 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()
     }
 
-    /// Returns whether ranks may have different parameters now: no pass has begun, or parameters were written since the
-    /// last pass began. With sums by the caller, the result is false.
+    /// Returns whether ranks may have different parameters now: no pass has begun, or parameters that are not local
+    /// were written since the last pass began. With sums by the caller, the result is false.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }

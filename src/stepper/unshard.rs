@@ -27,7 +27,7 @@ impl<D: Device> Stepper<D> {
     /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). Make this
     /// call some time before you access the bucket, so that the all-gather overlaps with other work. All ranks must
     /// unshard the same buckets in the same order, inside a pass or between passes. The call does nothing if the bucket
-    /// is already unsharded.
+    /// is already full on this rank.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};

@@ -127,10 +127,10 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
 }
 
-/// Finds the pass of each op. The ops are in order of their starts. Of all ops, only collectives store the number of
-/// their pass. The passes of all other ops follow from these three rules. A bucket's norm and step come after its
-/// reduce and before its next reduce. A decision comes between the last reduce of its pass and the first reduce of the
-/// next pass. A pass is opened before its first op.
+/// Finds the passes of ops, which are in order of their starts. Of all ops, only collectives store the number of their
+/// pass. The passes of norms, steps, decisions and openings follow from these three rules. A bucket's norm and step
+/// come after its reduce and before its next reduce. A decision comes between the last reduce of its pass and the first
+/// reduce of the next pass. A pass is opened before its first op. Any other op has the result `None`.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;

@@ -1,7 +1,7 @@
 //! Writes timelines in the trace-event format. ui.perfetto.dev and chrome://tracing show such files.
 //!
 //! In the trace, each rank is a process and each stream is a thread. This file writes text and opens no file. Names are
-//! not escaped, because all names come from this file or from `block`.
+//! not escaped, because all names come from this file, from `block` or from `Stream::name`.
 
 use std::fmt::{self, Display, Write};
 

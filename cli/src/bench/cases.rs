@@ -116,8 +116,8 @@ pub(super) enum Cache {
     /// The bucket is not in the cache: the steps rotate through buckets that together are at least four times as large
     /// as the cache. On the host, `--quick` steps only one bucket.
     Beyond,
-    /// The bucket is always in the cache, because every step uses the same bucket. In a sweep, the bucket has at most a
-    /// quarter of the cache's size.
+    /// The bucket is in the cache if it fits, because every step uses the same bucket. In a sweep, the bucket has at
+    /// most a quarter of the cache's size.
     Resident,
 }
 

@@ -1,8 +1,8 @@
 //! Describes the machine and the build with which figures were measured. The benches print the description before the
 //! tables, and also write it into the JSON report.
 //!
-//! The description contains no name of a user and no path. A fact that the system does not report is missing from the
-//! description.
+//! The description contains no name of a user and no path. A fact that the system does not report is left out, or has a
+//! placeholder such as null, 0 or `unknown`.
 
 use std::fmt;
 use std::fs;

@@ -52,7 +52,8 @@ enum Bench {
     Step,
     /// One bucket's norm, compared with the faster of two copies. This bench needs a GPU.
     Norm,
-    /// The kernels Begin and Decide. A pass launches each kernel once. This bench needs a GPU.
+    /// The kernels Begin and Decide. A pass launches Begin once. A pass with one decision about clipping or skipping
+    /// launches Decide once. This bench needs a GPU.
     Control,
     /// The replay of a captured pass, compared with the same pass made call by call. This bench needs a GPU.
     Graph,

@@ -9,8 +9,8 @@ use super::Tolerance;
 /// The comparison of two files.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Whether both files have the same tensors, with the same types, shapes and bits, the same step counts, and the
-    /// same products of momenta.
+    /// Whether both files have the same tensors, with the same types, shapes and bits, and the same step counts.
+    /// Products of momenta must also be the same, unless the tolerance accepts their difference.
     pub equal: bool,
     /// Whether the files are equal, or differ only in values that the tolerance accepts. If this is true, the exit
     /// status is 0.

@@ -1,7 +1,8 @@
 //! The contents of a plan: bytes of memory, bytes sent, ops and times of one pass.
 //!
 //! The reported pass lasts from the beginning of one pass to the beginning of the next. This interval contains a
-//! backward, and then the forward of the next pass.
+//! backward, and then the forward of the next pass. With several micro-batches, it contains the backwards of all
+//! micro-batches and the forwards between them, and then the first forward of the next pass.
 
 use std::collections::BTreeMap;
 use std::fmt;

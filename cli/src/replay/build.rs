@@ -1,7 +1,8 @@
 //! Builds the stepper that a configuration describes.
 //!
-//! The stepper has one rank, and divides gradients by the number of ranks over which they were summed. The mode,
-//! threads and instruction set change no bit of the result.
+//! The stepper divides gradients by the number of ranks over which they were summed. With a constant loss scale, the
+//! stepper has one rank. With a dynamic loss scale, the stepper is rank 0 of that number of ranks. The mode, threads
+//! and instruction set change no bit of the result.
 
 use instep::checkpoint::safetensors::quoted;
 use instep::{Error, Layout, LossScale, Solo, Stepper, Sums, Unused};
@@ -13,7 +14,8 @@ use crate::Failure;
 /// Builds the stepper of a configuration.
 ///
 /// # Errors
-/// Returns `Failure::Config` with the names that the configuration file uses.
+/// Returns `Failure::Config`, with the names that the configuration file uses, if the element types or the constant
+/// loss scale are refused. Returns `Failure::Library` for any other error of the library.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // Every parameter has a gradient, so the stepper need not count the used parameters. The counts would double the

@@ -42,8 +42,9 @@ impl Resumed {
     /// Builds the stepper and loads the checkpoint.
     ///
     /// # Errors
-    /// `Config` if the configuration requires a value that the checkpoint lacks. `Tensors` if the file is damaged, or
-    /// if it was saved with another optimizer, another precision or another model.
+    /// `Config` if the configuration has the key `copy`, or a dynamic loss scale that the checkpoint lacks. `Tensors`
+    /// if the file is damaged, or if it was saved with another optimizer, another precision, another model or another
+    /// kind of loss scale or clipping.
     pub(super) fn new<R: Read + Seek>(
         config: Config,
         mut source: R,

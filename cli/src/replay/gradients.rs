@@ -23,8 +23,8 @@ pub(super) struct Gradients<'a> {
 /// Takes the tensors of a file that has only gradients, and sorts them into the layout's order.
 ///
 /// # Errors
-/// Returns `Tensors` with the name of the first tensor that is missing, has an unknown name, or differs in length from
-/// its parameter.
+/// Returns `Tensors` with the name of the first tensor that is missing, has an unknown name, differs in length from its
+/// parameter, or belongs to a frozen parameter. Also returns `Tensors` if the file has no gradients.
 pub(super) fn sort(header: Header, config: &Config, layout: &Layout) -> Result<Vec<Vec<Tensor>>, Failure> {
     header.require_stepped()?;
     let mut parameters = Vec::new();

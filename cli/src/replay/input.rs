@@ -86,8 +86,8 @@ impl Input {
     /// Assigns the tensors and the counts of a header to their parameters.
     ///
     /// # Errors
-    /// Returns `Tensors` with the name of the first tensor or count that is missing, has an unknown name, or has a
-    /// wrong shape.
+    /// Returns `Tensors` with the name of the first tensor or count that is missing, has an unknown name, or is not
+    /// allowed, for example because of its shape or value.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
         header.require_stepped()?;
         let names: HashMap<&str, usize> =

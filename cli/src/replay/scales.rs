@@ -1,5 +1,5 @@
-//! Reads the keys `clip` and `loss_scale` of a configuration. Clipping and the loss scale have one key each, so a
-//! configuration cannot ask for two kinds of clipping or two loss scales.
+//! Reads the keys `clip` and `loss_scale` of a configuration. A configuration has each key at most once, so it cannot
+//! ask for two loss scales, or for two values of `clip`. `groups.rs` reads a group's own clip, `max_norm`.
 //!
 //! `clip` is an object with one norm. `loss_scale` is a number, or an object with the policy of a dynamic scale.
 

@@ -1,7 +1,8 @@
 //! A bundle as scripts/gpu-bundle.sh packs it, with stand-ins for every program that needs a GPU.
 //!
 //! `instep` is this test binary on the stand-in driver. A few lines of shell or Python stand in for each of the tests,
-//! NVIDIA's tools and PyTorch's script. run.sh, results.sh and rows.py are the real ones.
+//! `cuda_ddp`, NVIDIA's tools, PyTorch's script and the Python package's programs. run.sh, results.sh and rows.py are
+//! the real ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +19,8 @@ use instep_cli::bench;
 use crate::support::Folder;
 use crate::support::stand_in::{FOREIGN, StandIn};
 
-/// Runs in the middle of a stage: reports that the stage has reached this point, and waits to be killed.
+/// Runs in the middle of a stage. If `DRY_HOLD` names the stage, reports that the stage has reached this point, and
+/// waits to be killed.
 const HOLD: &str = r#"
 if [ "$(basename "$RESULTS")" = "$DRY_HOLD" ]; then
     touch "$DRY_HELD"

@@ -62,7 +62,7 @@ fn main() -> ranks::Outcome {
             nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
             let summed = reduce.record_event(None)?;
             // SAFETY: after the sum, which waited for backward's last use of the bucket's gradients and parameters.
-            unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // instep: wait, launch, record
+            unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // instep waits for `summed`, then steps
         }
         pass.finish()?; // the stream `backward` waits for all steps, unless you clip by the global norm
     }

@@ -102,10 +102,10 @@ impl FusedOptimizer {
     /// error.
     ///
     /// # Errors
-    /// Returns [`Refused`] if a gradient has another type or shape than its parameter, or if the module has other
-    /// parameters than in the first step. Also returns [`Refused`] if loaded states do not fit the module, if the
-    /// optimizer refuses the learning rate, or if there are several learning rates. A refused step changes neither the
-    /// module nor the states.
+    /// Returns [`Refused`] if a parameter with a gradient is not f32, if a gradient has another type or shape than its
+    /// parameter, or if the module has other parameters than in the first step. Also returns [`Refused`] if loaded
+    /// states do not fit the module, if the optimizer refuses the learning rate, or if there are several learning
+    /// rates. A refused step changes neither the module nor the states.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -179,7 +179,8 @@ impl FusedOptimizer {
     /// module. The parameters get the same bits as without the interruption.
     ///
     /// # Errors
-    /// Returns `Record` if the bytes are not a record.
+    /// Returns `Record` if the bytes are not a record, and `State` if a value of the record has a type that no state
+    /// has.
     pub fn from_bytes(self, bytes: Bytes) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::from_bytes(bytes)?);
         Ok(FusedOptimizer { progress, decision: None, ..self })
@@ -196,7 +197,8 @@ impl FusedOptimizer {
     /// Resumes from the states in a file, like [`from_bytes`](Self::from_bytes).
     ///
     /// # Errors
-    /// Returns `Record` if the file cannot be read or is not a record.
+    /// Returns `Record` if the file cannot be read or is not a record, and `State` if a value of the record has a type
+    /// that no state has.
     pub fn load(self, path: impl AsRef<Path>) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::load(path.as_ref())?);
         Ok(FusedOptimizer { progress, decision: None, ..self })

@@ -3,7 +3,8 @@
 The benchmark takes about a minute, and longer on a busy machine. The first use of DeepSpeed or torchao also compiles
 the kernels of that library. Before any candidate is timed, all candidates make their first steps from the same values,
 and are compared with AdamW in f64. Then every round runs each candidate once. Each ratio is computed from two times of
-the same round. In half of the rounds, the candidates' memory was allocated in reverse order.
+the same round. The rounds have two halves. Before the second half, the candidates' memory is allocated again, in
+reverse order.
 
 With --offload it times the step of a training that keeps its states in the host's memory. This step reads f32 gradients
 in the host's memory. It produces f32 parameters, and bf16 copies of them for the device. instep writes both in one
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ class Progress:
         if sys.stderr.isatty():
             whole = (self.done - 1 + share) / self.stages
             bar = "#" * round(24 * whole)
-            print(f"\r[{bar:<24}] {100 * whole:3.0f} %  {text:<50}", end="", file=sys.stderr, flush=True)
+            print(f"\r[{bar:<24}] {100 * whole:3.0f} %  {text[:44]:<44}", end="", file=sys.stderr, flush=True)
         elif text != self.told:
             print(f"{self.done} of {self.stages}: {text}", file=sys.stderr, flush=True)
         self.told = text
@@ -66,7 +68,7 @@ class Progress:
     def end(self) -> None:
         """Clears the progress line before the table is printed."""
         if sys.stderr.isatty():
-            print(f"\r{'':<84}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r{'':<79}\r", end="", file=sys.stderr, flush=True)
 
 
 def cases(quick: bool) -> list[Case]:
@@ -121,21 +123,27 @@ def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None])
         yield number
 
 
-def time_in_turn(case: Case, lines: list[Line], half: str, most: int, until: float, progress: Progress) -> None:
-    """Makes and compares the candidates in the order of these lines, and then times them in turn."""
+def time_in_turn(case: Case, lines: list[Line], half: str, fewest: int, most: int, until: float, progress: Progress) -> int:
+    """Makes and compares the candidates in the order of these lines, and then times them in turn. Returns the number of
+    rounds so far.
+    """
+    gc.collect()  # Memory of the other half that is in reference cycles.
     sides = {}
     for line in lines:
-        progress.stage(f"{case.name}: {half} half: {line.candidate.label}, first steps compared")
+        progress.stage(f"{case.name}, {half} half: {line.candidate.label}, first steps")
         if line.missing is None:
             line.missing, ready = made(line.candidate, case)
             if ready is not None:
                 sides[line.candidate.label] = functools.partial(sample, ready, case)
-    text = f"{case.name}: {half} half: timed in turn"
+    text = f"{case.name}, {half} half: timed in turn"
     progress.stage(text)
     seconds = min(CASE_S / 2, until - time.monotonic())
-    times = in_turn(sides, rounds(min(LEAST_ROUNDS, most) + 1, most + 1, seconds, functools.partial(progress.say, text)))
+    times = in_turn(sides, rounds(fewest + 1, most + 1, seconds, functools.partial(progress.say, text)))
     for line in lines:
         line.times += times.get(line.candidate.label, [])[1:]
+        if line.missing is not None:
+            line.times.clear()
+    return max(len(line.times) for line in lines)
 
 
 def run(case: Case, candidates: list[Candidate], quick: bool, begin: float, end: float, progress: Progress) -> Results:
@@ -146,9 +154,9 @@ def run(case: Case, candidates: list[Candidate], quick: bool, begin: float, end:
     In the other half, it is allocated after the other candidate's memory.
     """
     lines = [Line(candidate) for candidate in candidates]
-    most = 1 if quick else MOST_ROUNDS
-    time_in_turn(case, lines, "first", most, (begin + end) / 2, progress)
-    time_in_turn(case, lines[::-1], "second", most, end, progress)
+    fewest, most = (1, 1) if quick else (LEAST_ROUNDS, MOST_ROUNDS)
+    count = time_in_turn(case, lines, "first", fewest, most, (begin + end) / 2, progress)
+    time_in_turn(case, lines[::-1], "second", count, count, end, progress)
     results = Results(case, lines)
     results.compare()
     return results

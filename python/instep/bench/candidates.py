@@ -187,8 +187,8 @@ class Made:
         return [param.detach() for param in self.params]
 
     def check(self) -> Optional[str]:
-        """Makes the first steps. Returns a text that says how the steps differ from AdamW in f64, or None if they
-        agree.
+        """Makes the first steps. Returns a text that says how the steps differ from AdamW in f64, or that the bf16 copies
+        are wrong. Returns None if all is right.
         """
         for number in range(1, CHECKED_STEPS + 1):
             with _stdout_on_stderr():

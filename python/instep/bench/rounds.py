@@ -39,8 +39,9 @@ class Spread:
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> dict[str, list[float]]:
     """Takes one sample of every candidate in each round, after a pause.
 
-    Idle OpenMP threads first spin for some milliseconds. Libraries with separate OpenMP runtimes have separate threads,
-    so without the pause a sample shares the cores with the spinning threads of the previous candidate's library.
+    Idle threads of GNU's OpenMP first spin for some milliseconds. Libraries with separate OpenMP runtimes have separate
+    threads. Without the pause, a sample would share the cores with the spinning threads of the previous candidate's
+    library. Intel's OpenMP spins for longer than this pause, unless KMP_BLOCKTIME is set.
     """
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for _ in rounds:

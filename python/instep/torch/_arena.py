@@ -2,9 +2,9 @@
 
 States are stored in the order in which parameters were registered, and each state starts at a multiple of 256 elements.
 States therefore do not move when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory.
-The native steps store the step counts. They also write the counts as float32 numbers into a vector, and
-``optimizer.state`` has views of this vector. If DDP rebuilds its buckets, new native steps take over the counts of
-their parameters.
+The native steps store the step counts. A vector has the counts as float32 numbers, and ``optimizer.state`` has views of
+this vector. Each step on the CPU writes the vector; for a GPU, `Arena.write_numbers` does so. If DDP rebuilds its
+buckets, new native steps take over the counts of their parameters.
 """
 
 from __future__ import annotations
@@ -446,8 +446,8 @@ class Arena:
             self.show(index)
 
     def show_hidden(self) -> None:
-        """Puts the states of all hidden parameters into ``state``. These states are zeros of either sign, and a first
-        step does not read them.
+        """Puts the states of all hidden parameters into ``state``. Apart from masters, these states are zeros of either
+        sign, and a first step does not read them.
         """
         hidden, self.hidden = self.hidden, set()
         for index in hidden:

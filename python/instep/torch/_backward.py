@@ -1,5 +1,5 @@
-"""The base class of the optimizers of `register_ddp` and `register_fsdp`. Backward makes the optimizer's steps, so the
-method ``step`` makes no step.
+"""The base class of the optimizers of `register_ddp`, `register_fsdp` and `offload`. Backward makes or starts the
+optimizer's steps, so the method ``step`` makes no step.
 
 Every rank steps with the same settings. ``step`` raises if gradients have changed after backward has stepped with them.
 If there are no states yet, ``torch.distributed.checkpoint`` calls ``step`` to create them. In this case, ``step`` only

@@ -308,7 +308,7 @@ def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
     """Returns, for each gradient, the byte of the bucket at which it starts. Returns None if one of the gradients
-    cannot be stepped in place, or belongs to another optimizer.
+    cannot be stepped in place, or if one of the parameters is not in ``own``.
     """
     starts = []
     for param, grad in zip(params, grads):

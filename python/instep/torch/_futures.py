@@ -25,7 +25,7 @@ _held: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def awaited(callback: T) -> T:
-    """Returns the callback. The interpreter's exit waits until the callback is dropped."""
+    """Returns the callback. The interpreter's exit waits until the callback is dropped, at most `MOST_SECONDS`."""
     _wait_at_exit()
     _held.add(callback)
     return callback

@@ -78,7 +78,7 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 def adagrads_first_state(formats: Formats, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
     """The states that torch's Adagrad makes in its constructor, for a parameter of a checked group. Returns an empty
-    dict if these states cannot be made yet.
+    dict if the parameter has no values yet, or if its states are 8-bit states, which the first step makes.
     """
     if is_lazy(param) or param.is_meta:
         return {}

@@ -72,7 +72,9 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
 
 
 def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
-    """The number that a saved state has in addition to its step count, or 1 if the optimizer has no such number."""
+    """The number that a saved state has in addition to its step count, or 1 if the optimizer or the saved state has no
+    such number.
+    """
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
         return 1.0

@@ -42,8 +42,8 @@ class Device(Protocol):
         """Unlocks page-locked memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """Returns an event that is reached after all work that the calling thread has submitted to the device so far.
-        ``written`` lists the tensors that this work writes.
+        """Returns an event that is reached after all work so far on the calling thread's current stream. ``written``
+        lists the tensors that this work writes.
         """
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
@@ -53,7 +53,7 @@ class Device(Protocol):
         """Copies to the device, on the queue of uploads."""
 
     def wait(self, event: Event) -> None:
-        """Makes the device wait for an event before it runs work that the calling thread submits after this call."""
+        """Makes the calling thread's current stream wait for an event before it runs work that is submitted later."""
 
     def note(self, what: str, label: object) -> None:
         """Receives the engine's reports of its actions, for tests."""

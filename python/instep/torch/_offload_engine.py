@@ -6,24 +6,25 @@
     queue of uploads                                                  [bucket 2][1][0]
     trainer's thread                                            forward: waits, module by module
 
-Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`take`, `send`) and continues. Such a
-thread waits only for free space in the ring. The worker is one Python thread for each optimizer. It waits for a
-bucket's copy, then calls the native norm and step. These native calls run on the library's threads without the GIL. The
-trainer's thread waits in `gate`, before the forward pass of a module. The thread waits for the steps of the buckets
-that have the module's parameters. The device, not the thread, waits for the uploads of these buckets.
+Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`take`, `send`) and continues. These calls
+wait only for free space in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy,
+then calls the native norm and step. These native calls run on the library's threads without the GIL. The trainer's
+thread waits in `gate`, before the forward pass of a module. The thread waits for the steps of the buckets that have the
+module's parameters. The device, not the thread, waits for the uploads of these buckets.
 
 Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied
 up. Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip,
-a scaler, `skip_nonfinite`), the ring has room for all gradients. Otherwise the ring may be smaller, and backward waits
-while the ring is full. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no
-ring. The step reads their gradients in the memory where FSDP has put them.
+a scaler, `skip_nonfinite`), and gradients are not added on the host (``accumulate="host"``), the ring has room for all
+gradients. Otherwise the ring may be smaller, and backward waits while the ring is full. Parameters that are already on
+the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. The step reads their gradients in the memory where
+FSDP has put them.
 
 Order. Events and the worker's queue keep the work on one bucket in order. This work is the write of its gradients, the
 copy down, the norm or the step, the copy up, and the next forward pass. If several buckets are ready, the worker first
-steps the bucket that the next forward pass needs first. Usually backward finishes the gradients of this bucket last. If
-a pass needs a decision, norms are added as buckets arrive, and all steps run after the decision. A pass is a call of
-`begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the previous
-pass, so no step runs while hyperparameters and states are read.
+steps the bucket that the next forward pass is likely to need first. Usually backward finishes the gradients of this
+bucket last. If a pass needs a decision, norms are added as buckets arrive, and all steps run after the decision. A pass
+is a call of `begin`, then a call of `send` for each bucket, then a call of `end`. `prepare` waits for all steps of the
+previous pass, so no step runs while hyperparameters and states are read.
 
 Failures. If the worker raises, the trainer's next call of the engine raises the same error, with the number of buckets
 that were stepped. If backward has raised, its pass is still open when the next forward pass begins. The engine then
@@ -241,9 +242,10 @@ class Offload:
 
     def end(self, is_last: bool = True, drops: bool = False) -> None:
         """Closes the pass. If some gradients of a bucket are missing, the bucket is sent without them. If the pass
-        needs a decision, the worker then decides and runs the steps.
+        needs a decision and this is its last backward pass, the worker then decides and runs the steps.
 
-        With ``drops``, this rank takes part in the decision, but steps no further bucket.
+        With ``drops``, this rank takes part in the decision, but steps no bucket after it. Buckets of a pass without a
+        decision are stepped once they are sent, even with ``drops``.
         """
         for bucket in self.buckets:
             with self._guard:
@@ -443,8 +445,8 @@ class Offload:
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
 
     def _step_or_take_in(self) -> None:
-        """Receives the buckets that were sent in the meantime, then steps the bucket that the next forward pass needs
-        first.
+        """Receives the buckets that were sent in the meantime, then steps the bucket that the next forward pass is
+        likely to need first.
         """
         if self._coming:
             self.worker.put(self._step_or_take_in)
@@ -521,7 +523,9 @@ class Offload:
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
-        """Records that no work on the bucket is running, and returns the memory of its gradients to the ring."""
+        """Records that no step of the bucket is under way, and returns the memory of its gradients to the ring. The
+        upload of the bucket's parameters may still be running.
+        """
         bucket.measured = []
         self._give_back(bucket)
         bucket.ready.set()

@@ -1,8 +1,8 @@
 """Makes a model wait for its steps: before each module's forward pass, and before its values are saved or loaded.
 
 A module may read a parameter of another module, as attention reads the weight of its output projection. The first pass
-finds such parameters, because they have a gradient although their module was not called. In later passes, every module
-waits for these parameters.
+finds such parameters, because they have a gradient although their module was not called. In later passes, every
+module that has stepped parameters of its own waits for these parameters too.
 """
 
 from __future__ import annotations

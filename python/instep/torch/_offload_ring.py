@@ -1,6 +1,6 @@
 """A ring buffer of page-locked memory, into which gradients are copied down.
 
-The ring never grows. If too little memory is free, the caller waits until a step returns memory. Memory may be returned
+The ring never grows. If too little memory is free, the caller waits until enough is returned. Memory may be returned
 in any order. A slot is free once it and all earlier slots are returned.
 """
 

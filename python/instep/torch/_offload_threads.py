@@ -1,8 +1,9 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
 If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its
-tasks. Threads finish in the reverse order of their start. The thread that runs steps is started last, so it finishes
-first. This order is safe, because a step may wait for copies, but no copy waits for a step.
+tasks. Threads finish in the reverse order of their start. A simulated device starts its threads at their first copy, so
+these threads finish before the thread that runs steps. This order is safe, because a step may wait for copies, but no
+copy waits for a step.
 """
 
 from __future__ import annotations

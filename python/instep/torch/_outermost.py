@@ -30,7 +30,7 @@ class Outermost:
 
     def open(self, *_: Any) -> None:
         """Opens this object in the current backward pass. If the object is already open, this call does nothing,
-        because the current pass runs inside an outer pass that has opened the object.
+        because the current pass, or an outer pass in which it runs, has opened the object.
         """
         if not self.is_open:
             callback = End(self)

@@ -102,7 +102,9 @@ def scales_shape(param: Tensor) -> tuple[int, ...]:
 
 
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
-    """Returns a ``DTensor`` that has this shard on this rank. The tensor has the parameter's mesh and placements."""
+    """Returns a ``DTensor`` that has this shard on this rank. The tensor has the parameter's mesh and placements.
+    If the parameter is not a ``DTensor``, returns the shard itself.
+    """
     if not is_distributed(param):
         return shard
     from torch.distributed.tensor import DTensor
@@ -159,7 +161,9 @@ def holders_of(param: Tensor) -> Holders:
 
 
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
-    """Refuses a parameter if a rank cannot step its elements without those of other ranks."""
+    """Refuses a parameter if a rank cannot step its elements without those of other ranks, or with the same bits at any
+    number of ranks. Also refuses elements of a tensor subclass that no kernel supports.
+    """
     if not holders and type(param) in PLAIN:
         return
     shard = shard_of(param)

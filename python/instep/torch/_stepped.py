@@ -31,7 +31,7 @@ class SteppedGradients:
     """The gradients of some parameters, as the last backward left them.
 
     Gradients that are views of one bucket share one version counter. If ``is_alone`` is True, no gradient of
-    another parameter shares the counter.
+    a parameter outside ``params`` shares the counter.
     """
 
     def __init__(self, params: Iterable[Tensor], is_alone: bool = True) -> None:
@@ -69,8 +69,8 @@ class SteppedGradients:
             raise RuntimeError(_CHANGED)
 
     def warn_if_kept(self) -> None:
-        """Warns if backward is about to add to gradients that a step has already used. Gradients that are zero cause no
-        warning.
+        """Warns if backward is about to add to gradients that a step has already used. If values are compared, there is
+        no warning if they have changed, or if all of them are zero.
         """
         if self._then is None or self._passes > PASSES_WATCHED:
             return

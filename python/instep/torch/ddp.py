@@ -1,9 +1,9 @@
 """DistributedDataParallel with the optimizer fused into its gradient buckets.
 
 DDP calls a hook for each bucket during backward. The hook starts the bucket's all-reduce. When the all-reduce ends, its
-future's callback steps the bucket. A clip or a gradient scaler needs the norm of all gradients first. With either of
-them, all buckets are stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one
-parameter at a time.
+future's callback steps the bucket. A clip, a gradient scaler or ``skip_nonfinite`` needs the norm of all gradients
+first. With any of them, all buckets are stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is
+similar, but steps one parameter at a time.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def register_ddp(
         params: the parameters to step, or param groups of them; None for all, an empty list for none. DDP still
             averages the gradients of all other parameters.
         max_norm: clips by the exact global norm. All buckets are then stepped together, after the last sum.
-        gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks, which the step
-            used. ``"clear"`` is zeros. ``"sum"`` is the sum over ranks, not divided. It is the fastest choice, for
-            loops that do not read gradients.
+        gradients: the content of ``.grad`` after backward. ``"average"`` is the mean over ranks as the step used it:
+            clipped, and without the loss scale. ``"clear"`` is zeros. ``"sum"`` is the sum over ranks, not divided, or
+            the mean if any parameter is float16. It is the fastest choice, for loops that do not read gradients.
         grad_scaler: a scaler. The step divides gradients by the scaler's scale. The step of all buckets is skipped if one
             gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
@@ -119,7 +119,7 @@ class DDPOptimizer(BackwardOptimizer):
         self._own = {param for group in self.param_groups for param in group["params"]}
         self._refuse_others(self._own)
         self._decide_by(max_norm, grad_scaler, skip_nonfinite)
-        self._refuse_sharded(self._own)
+        self._refuse_tensor_parallelism(self._own)
         refuse_claimed(self._own)
         refuse_attached(managed)
         if ddp._comm_hooks:
@@ -165,7 +165,7 @@ class DDPOptimizer(BackwardOptimizer):
             )
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
-    def _refuse_sharded(self, params: Iterable[Tensor]) -> None:
+    def _refuse_tensor_parallelism(self, params: Iterable[Tensor]) -> None:
         """Refuses norms with tensor parallelism, because they need a further all-reduce, for which DDP's callback
         cannot wait.
         """

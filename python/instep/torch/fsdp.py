@@ -2,7 +2,8 @@
 
 FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have
 arrived, one launch on a separate stream steps them. The next unit's reduction therefore does not wait for the step. A
-clip or a gradient scaler needs the norm of all shards first. With either of them, all units are stepped together.
+clip, a gradient scaler or ``skip_nonfinite`` needs the norm of all shards first. With any of them, all units are
+stepped together.
 PyTorch's own `register_fsdp` raises NotImplementedError. This module therefore uses other interfaces of PyTorch:
 post-accumulate-grad hooks (FSDP2) and in-backward optimizers (FSDP1).
 """
@@ -316,8 +317,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Runs after backward and FSDP's own callback. Steps the remaining units, and makes the caller's stream wait
-        for all steps.
+        """Runs after backward and FSDP's own callback. Steps the remaining units, or sends them to the worker if steps
+        run on the host. Makes the caller's stream wait for all steps on the device.
         """
         with self._guard:
             if not self._has_begun:

@@ -94,8 +94,8 @@ def apply_optimizer_in_backward(
         params: the parameters. Each parameter gets its own optimizer. Further calls add optimizers, which run in the
             order of the calls.
         optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
-        register_hook: whether backward runs the optimizers. If False, the optimizers are only attached to the
-            parameters.
+        register_hook: whether a hook of each parameter runs the optimizers. If False, the optimizers are only attached
+            to the parameters. DDP finds and runs them in both cases.
 
     """
     key = key_of(optimizer_class)

@@ -65,18 +65,19 @@ def offload(
 
     Arguments:
         module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
-            ``CPUOffloadPolicy``. For such a sharded module, `offload` calls `register_fsdp` with ``gradients="clear"``.
+            ``CPUOffloadPolicy``. For such a sharded module, `offload` calls `register_fsdp`, by default with
+            ``gradients="clear"``.
         params: the parameters to step, or param groups of them; None for all parameters that require a gradient.
-        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in the order in which
-            that pass uses the parameters.
+        max_norm: clips by the exact global norm. Steps then run after backward, beside the next forward pass, in the
+            order in which that pass is likely to use the parameters.
         grad_scaler: a scaler. The step divides gradients by the scaler's scale. The step is skipped if one gradient is
             infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
         bucket_bytes: the approximate size, in bytes, of the gradients that are copied and stepped together.
         ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If this memory is full,
-            backward waits until a step frees some of it. By default, and with a clip, a scaler or ``skip_nonfinite``,
-            this memory holds all gradients.
+            backward waits until the worker frees some of it. By default, this memory holds all gradients. It also does
+            with a clip, a scaler or ``skip_nonfinite``, unless ``accumulate="host"``.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` imitates a device by a second memory of the host.
         options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step. By
@@ -173,7 +174,7 @@ class Mirrored(Waiting):
         # OpenMP's threads would spin on autograd's cores after every step.
         return Engine(self._key, self._formats, "keep", self._threads, held, lambda: 0)
 
-    def _refuse_cut_ones(self, params: Iterable[Tensor]) -> None:
+    def _refuse_dtensors(self, params: Iterable[Tensor]) -> None:
         if any(is_distributed(param) for param in params):
             raise NotImplementedError("parameter of DTensor: offload takes shards of fully_shard with CPUOffloadPolicy alone")
 
@@ -273,7 +274,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
                 raise ValueError("params: one of them is not a parameter of this module; step it by another optimizer")
             if not param.requires_grad:
                 raise ValueError("params: one of them takes no gradient; leave it out, or unfreeze it first")
-        self._refuse_cut_ones(params)
+        self._refuse_dtensors(params)
 
     def _refuse_unhooked(self) -> None:
         self._backward.forget()
@@ -386,7 +387,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         hook = options.pop("hook", None)
         options = {"threads": budget(), **options}
         DDPOptimizer.__init__(self, ddp, optimizer, params, max_norm, "sum", grad_scaler, skip_nonfinite, hook, options)
-        self._refuse_cut_ones(self._own)
+        self._refuse_dtensors(self._own)
         own = [param for param in ddp.module.parameters() if param in self._own]
         self._arrivals = 0
         self._with_gradient: list[Tensor] = []

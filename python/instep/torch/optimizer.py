@@ -1,4 +1,4 @@
-"""An ordinary ``torch.optim.Optimizer`` that steps all parameters of one kind in one fused launch.
+"""An ordinary ``torch.optim.Optimizer`` that steps parameters of the same kind together, in a fused launch.
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
 tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
@@ -50,7 +50,8 @@ class FusedOptimizer(Optimizer):
             ``max_norm=None`` is not clipped.
         states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``. The default is the parameter's type.
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
-        seed: turns on stochastic rounding, with this seed, for values that are stored in fewer bits than float32.
+        seed: turns on stochastic rounding, with this seed, of states of 8 or 16 bits, ``"remainder8"`` masters, and
+            bfloat16 parameters without a master.
         threads: number of threads of a step on the CPU, by default ``torch.get_num_threads()``.
         min_8bit_size: with 8-bit states, parameters with fewer elements than this have float32 states.
         hyperparameters: named as in ``torch.optim``. The hyperparameters of a param group take precedence.
@@ -475,7 +476,7 @@ def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable
 
 
 def key_of(optimizer: Union[str, type]) -> str:
-    """The key of an optimizer, given its name or a class of ``torch.optim``."""
+    """The key of an optimizer, given its name, or a class of ``torch.optim`` or of this package."""
     if not isinstance(optimizer, (str, type)):
         raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
     if type(optimizer) is str and optimizer in OPTIMIZERS:

@@ -251,8 +251,8 @@ impl Format {
     }
 }
 
-/// Reads a step count and the optimizer's carried number. Returns `None` if the count is negative or not a whole
-/// number.
+/// Reads a step count and the optimizer's carried number. Returns `None` if the count is negative, above 2^62 or not a
+/// whole number.
 ///
 /// # Safety
 /// `count` is the address of an initialised f32. `carried` has the address and the type of an initialised number.

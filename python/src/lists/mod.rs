@@ -411,8 +411,8 @@ impl Lists {
         found
     }
 
-    /// Removes the plan for these lists and returns it. If another thread calls before the plan is stored again, that
-    /// call makes its own plan.
+    /// Removes a plan for these lists and returns it. If another thread calls before the plan is stored again, that
+    /// call uses another stored plan for these lists, or makes its own plan.
     fn take(&self, key: Key, found: &Found) -> Option<Plan> {
         let plans = &mut self.idle().plans;
         let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;

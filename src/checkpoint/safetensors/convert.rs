@@ -56,7 +56,8 @@ pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     }
 }
 
-/// Returns the element as an integer, or `None` if its value is not a whole number from 0 to 2^63 - 1.
+/// Returns an element of type I64, U64, F64 or F32 as an integer. Returns `None` for another type, or if the value is
+/// not a whole number from 0 to 2^63 - 1.
 pub(in crate::checkpoint) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
     let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));
     let count = match dtype {

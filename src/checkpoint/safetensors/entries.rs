@@ -147,8 +147,8 @@ impl<'de> Deserialize<'de> for Entries {
 /// Wraps a struct that uses serde's derive, so that the struct is read only from a JSON object and not from an array.
 pub struct Object<T>(pub T);
 
-/// The largest number of keys in one object. Without this limit, the keys could occupy far more memory than their text
-/// in the file.
+/// The largest number of keys in one [`Unique`] object. Without this limit, the keys could occupy far more memory than
+/// their text in the file.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
 /// An object with at most 65,536 keys of any name. An object in which a key occurs twice is refused.

@@ -40,8 +40,8 @@ pub struct Data<R> {
 /// Opens a regular file. Refuses pipes and devices, because the header is checked against the file's length.
 ///
 /// # Errors
-/// `File` if the file cannot be opened, `Checkpoint` if the file is not a regular file or is not in the safetensors
-/// format. Both errors name the path.
+/// `File` if the file cannot be opened or its header cannot be read, `Checkpoint` if the file is not a regular file or
+/// is not in the safetensors format. Both errors name the path.
 pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
     open(regular_file(path)?).map_err(|error| inside(path, error))
 }
@@ -110,7 +110,7 @@ impl<R: Read + Seek> Data<R> {
     }
 }
 
-/// Opens a file, and returns an error if it is not a regular file.
+/// Opens a regular file. Returns an error for any other file, without opening it.
 ///
 /// # Errors
 /// Errors as for [`open_file`].

@@ -213,7 +213,7 @@ fn sum_zeros(rank: &Rank, deadline: Duration) -> Result<()> {
     rank.enqueue(key, &mut Buffer::new(&[0; 4 * ELEMENTS], 0), None, deadline)
 }
 
-/// Makes a call with the same key on all ranks, after a call that failed. The new call must fail too.
+/// Makes an all-reduce of zeros after a call that failed. This all-reduce must fail too.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
     match sum_zeros(rank, rank.patience / 20) {
         Err(_) => Ok(()),

@@ -1,8 +1,9 @@
 //! Tests the calls that a sharded stepper makes: reduce-scatter, all-gather and reductions of integers, also on a
 //! second communicator and in groups of ranks.
 //!
-//! A collective need not support reduce-scatter, all-gather and reductions of integers. A collective that refuses such
-//! a call with `Unsupported` passes the tests.
+//! A collective need not support reduce-scatter, all-gather and reductions of integers. A collective passes the tests
+//! without such a kind of call if [`Collective::supports`] is false for this kind, and such a call returns
+//! `Unsupported`.
 
 use std::sync::Arc;
 use std::thread;

@@ -36,11 +36,12 @@ use crate::poll::{Wall, poll};
 /// sum only at the end.
 ///
 /// When a stepper is built, ranks compare its layout and options. If a parameter is [written](crate::Stepper::write),
-/// the next pass also compares which parameters were written. Each comparison is an all-gather of 144 bytes, and the
-/// calling thread waits for the result. Learning rates, frozen parameters and abandoned passes are compared only with a
-/// host collective ([`beside`](Self::beside)) and [`Options::ledger`]. Without the ledger, ranks that differ in
-/// learning rates, frozen parameters or abandoned passes get no `Mismatch`. Such ranks diverge, or hang until the
-/// stepper's deadline. Replays of captured passes are never compared.
+/// the next pass, unless it is the first, also compares which parameters were written, together with the learning rates
+/// and the frozen parameters. Each comparison is an all-gather of 144 bytes per rank, and the calling thread waits for
+/// the result. Learning rates and frozen parameters in other passes, and abandoned passes, are compared only with a
+/// host collective ([`beside`](Self::beside)) and [`Options::ledger`]. Without the ledger, ranks that differ in these
+/// get no `Mismatch`. Such ranks diverge, or hang until the stepper's deadline. Replays of captured passes are never
+/// compared.
 ///
 /// If a rank fails or dies, a host collective reports this to the other ranks. Without a host collective, the other
 /// ranks wait until the stepper's deadline, unless NCCL itself reports an error.
@@ -161,9 +162,9 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings, one line each. One warning names a setting that prevents overlap with backward. The other
-    /// warning names the setting, or the old NCCL version, with which ranks can hang if the program has its own
-    /// communicator. The library prints nothing itself.
+    /// Returns the warnings that apply, one line each. One possible warning names a setting that prevents overlap with
+    /// backward. The other possible warning names the setting, or the old NCCL version, with which ranks can hang if
+    /// the program has its own communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
@@ -330,7 +331,7 @@ impl fmt::Debug for Nccl {
 }
 
 /// Finds the library and the device. This search comes first, so a rank that lacks the library or the device fails
-/// before other ranks wait for it.
+/// without a wait for other ranks.
 fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat)> {
     options.refuse()?;
     let (library, driver) = (Library::get()?, Cuda::open(options.device)?.driver);

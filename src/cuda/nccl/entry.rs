@@ -12,7 +12,8 @@ use crate::op::difference;
 /// The thing that a rank is about to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Entry {
-    /// A stepper, with a number that is computed from all values that must be equal on all ranks.
+    /// A stepper, or a pass after a write of parameters, with a number that is computed from the values that the ranks
+    /// compare at this point.
     Stepper(u64),
     /// A further communicator of `count` ranks, as one of these ranks describes it. Communicators that are made at the
     /// same point have no rank in common. Rank `first` of the group becomes rank 0 of this communicator, and makes the

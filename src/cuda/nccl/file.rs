@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Each id with which a rank of this process has joined or tried to join, together with that rank. Later groups and
-/// later tries of this process have other ids.
+/// Each id with which a rank of this process, other than rank 0, has joined or tried to join, together with that rank.
+/// Later groups and later tries of this process have other ids.
 static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
 /// The first id that this process has written. Every file that this process writes contains this id. Files of other

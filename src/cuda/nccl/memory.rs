@@ -1,7 +1,8 @@
-//! Memory for gradients. NCCL allocates the memory and registers it with the group's first communicator, if the loaded
-//! NCCL has the functions to do so.
+//! Memory for gradients. NCCL allocates the memory if the loaded NCCL has the functions to do so. NCCL then registers
+//! the memory with the group's first communicator, unless NCCL has no functions for this, refuses the registration, or
+//! the communicator is borrowed from a framework.
 //!
-//! The memory is deregistered before it is freed.
+//! Registered memory is deregistered before it is freed.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};

@@ -78,9 +78,9 @@ impl Nccl {
     ///
     /// # Errors
     /// `Config` if the job is empty, or if the options ask for a ledger. `NcclUnavailable`, `DriverUnavailable` and
-    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` if another rank
-    /// does not find rank 0's file in time. `Collective` if NCCL cannot connect, or if a rank does not join within the
-    /// deadline.
+    /// `Unsupported` say what this machine lacks. `File` if rank 0 cannot write the file. `Deadline` on another rank,
+    /// if that rank does not find rank 0's file in time. `Collective` if NCCL cannot connect, or if a rank does not
+    /// join within the deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
         Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
@@ -132,10 +132,11 @@ impl Nccl {
     ///
     /// # Safety
     /// The communicator was made on this process's GPU, by the library that this crate uses. Unless `INSTEP_NCCL` names
-    /// a file, this crate uses a library that the process has already loaded. [`version`] returns that library's
-    /// version. The communicator lives until every handle of this group, and every stepper that has a handle, has been
-    /// closed or dropped. Nothing else calls NCCL with this communicator at the same time. Every rank adopts its own
-    /// communicator. All ranks make the same calls in the same order, including the framework's calls.
+    /// a file, this crate first looks for a library that the process has already loaded. [`version`] returns the
+    /// version of the library that this crate uses. The communicator lives until every handle of this group, and every
+    /// stepper that has a handle, has been closed or dropped. Nothing else calls NCCL with this communicator at the
+    /// same time. Every rank adopts its own communicator. All ranks make the same calls in the same order, including
+    /// the framework's calls.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;

@@ -269,7 +269,8 @@ impl Raw {
         }
     }
 
-    /// Ends all calls in progress, including their work on the device. This call may block.
+    /// Ends all calls in progress, including their work on the device, unless a framework owns the communicator. This
+    /// call may block.
     pub(super) fn abort(self) {
         if self.comm.is_null() || self.is_borrowed {
             return;

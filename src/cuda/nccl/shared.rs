@@ -33,7 +33,8 @@ pub(super) struct Shared {
     /// Each thread that ends a dropped further communicator has a clone of this `Arc`, so `close` can count these
     /// threads.
     pub(super) ending: Arc<()>,
-    /// Each live captured pass with collectives has a clone of this `Arc`, so `close` can count these passes.
+    /// Each live captured pass has a clone of this `Arc` for each communicator of its stepper, so `close` can find out
+    /// whether such passes exist.
     pub(super) captured: Arc<()>,
     /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,

@@ -61,7 +61,8 @@ pub struct Mpi {
 struct Scratch {
     /// The [`CallKey`] of each rank's collective call as bytes, in the order of the ranks.
     keys: Vec<u8>,
-    /// A part of the buffer. Before the exchange, `window` has this rank's values. After the exchange, it has the sums.
+    /// A part of the buffer. Before the exchange, `window` has this rank's values. After the exchange, it has the
+    /// call's result: sums or, if the call only copies values, other ranks' values.
     window: Vec<Line>,
     /// The values of every rank for the part of the window that this rank sums.
     parts: Vec<Line>,
@@ -77,9 +78,9 @@ impl Mpi {
     /// the other ranks. If there are several such calls, all ranks must make them in the same order.
     ///
     /// # Errors
-    /// `Order` if MPI is not initialized. `Unsupported` if MPI was initialized without support for several threads.
-    /// `Deadline` if a rank does not take part. `Config`, `Unsupported` or `Arithmetic` for an instruction set that
-    /// cannot be used.
+    /// `Order` if MPI is not initialized, or is finalized already. `Unsupported` if MPI was initialized without support
+    /// for several threads. `Deadline` if a rank does not take part. `Collective` if an MPI call fails. `Config`,
+    /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
     pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
         let kernels = Kernels::load(Isa::from_environment()?)?;
         let wire = Wire::duplicate(communicator, Duration::from_secs(60))?;

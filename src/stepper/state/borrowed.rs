@@ -1,5 +1,5 @@
-//! A stepper on the caller's memory. Gradients are stored in flat buckets of any alignment. Each parameter may have a
-//! separate allocation.
+//! A stepper on the caller's memory. Gradients are stored in flat buckets, which need only the alignment of their type.
+//! Each parameter may have a separate allocation.
 //!
 //! This module serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the
 //! checker reads the same list of ops. Only the addresses come from the caller. Tensors that overlap are refused,

@@ -27,7 +27,7 @@ pub(crate) enum Target {
     Group(String),
     /// A group. The optimizer runs after the group's earlier optimizers.
     Further(String),
-    /// Parameters (indices into the layout). The optimizer replaces the optimizers of the parameters' groups.
+    /// Parameters (indices into the layout). This optimizer steps them in place of the optimizers of their groups.
     Params(Vec<usize>),
     /// Parameters. The optimizer runs after the parameters' earlier optimizers.
     FurtherParams(Vec<usize>),
@@ -38,7 +38,8 @@ pub(crate) enum Target {
 /// The optimizers of one stepper, and the parameters that each steps.
 #[derive(Clone)]
 pub(crate) struct Optimizers {
-    /// The optimizers in the settings' order. Those of the layout's groups come first.
+    /// The optimizers in the settings' order. Those that the builder set for groups come first, and those that were
+    /// added later come last.
     pub(super) entries: Vec<Entry>,
     /// The entries of each group. A group without entries is not in the map.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,

@@ -57,9 +57,10 @@ pub enum Accumulation {
     Local,
     /// Each micro-batch reduces its buckets over ranks, and each rank accumulates the sums for its own shard. All ranks
     /// must make the same number of micro-batches. A bucket is reduced once per micro-batch. With
-    /// [`Gradients::Release`](crate::Gradients), no gradient stays in memory between micro-batches. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size), each micro-batch reduces within groups, and replicas
-    /// all-reduce once, in the last micro-batch. Gradients of 16 bits are rounded after each addition.
+    /// [`Gradients::Release`](crate::Gradients), only the gradients of local parameters stay in memory between
+    /// micro-batches, beside the accumulated sums. With [`shard_size`](crate::StepperBuilder::shard_size), each
+    /// micro-batch reduces within groups, and replicas all-reduce once, in the last micro-batch. Gradients of 16 bits
+    /// are rounded after each addition.
     ///
     /// # Source
     /// FSDP's `set_requires_gradient_sync`, and `set_requires_all_reduce` for replicas.

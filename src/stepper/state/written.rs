@@ -72,7 +72,8 @@ impl ParamsWritten {
     }
 
     /// Returns the parameters that the next pass must broadcast. The result is `Broadcast::All` for the first pass, or
-    /// if every bucket that is not local has a written parameter.
+    /// if every bucket that is not local has a written parameter. With sharded parameters or sums by the caller, the
+    /// result is always `Broadcast::Nothing`.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
         if plan.shards_params() {
             // No rank has all parameters. Ranks compare what they wrote instead.

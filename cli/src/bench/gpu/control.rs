@@ -1,5 +1,5 @@
-//! Measures the time of the kernels Begin and Decide. A pass launches each kernel once, regardless of the number of
-//! elements.
+//! Measures the time of the kernels Begin and Decide. A pass launches Begin once. A pass with one decision about
+//! clipping or skipping launches Decide once. These numbers do not depend on the number of elements.
 //!
 //! Each launch has one thread block, which loops over groups and segments. The time of a launch depends on the number
 //! of parameters. This time is not compared with a ceiling. A sample of Begin has few launches, because the host may be

@@ -1,8 +1,8 @@
 //! The cases of the step bench and the norm bench: the buckets' sizes, whether the buckets are in the cache, and limits
 //! on thread blocks.
 //!
-//! The bench steps AdamW first, because even an interrupted run should have the rows of AdamW. Some cases may not fit
-//! into memory. The bench skips these cases and reports them.
+//! The step bench measures AdamW first, because even an interrupted run should have the rows of AdamW. Some cases may
+//! not fit into memory. The benches skip these cases and report them.
 
 use std::str::FromStr;
 

@@ -4,7 +4,8 @@
 //! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements. If an update
 //! depends on the whole parameter, the host computes the whole parameter. Cases of up to [`WHOLE`] elements are
 //! compared in full. In larger cases, only the ranges that [`tiles`] returns are compared. A full comparison would take
-//! seconds, and the GPU's clock rate would drop meanwhile.
+//! seconds, and the GPU's clock rate would drop meanwhile. With stochastic rounding, only the start of the first
+//! parameter is compared, in cases of any size.
 
 use std::ops::Range;
 
@@ -22,9 +23,10 @@ const STEPS: usize = 2;
 /// The number of elements after which gradients and parameters repeat. This number is a multiple of the length of a
 /// tile, and of the length of a block of 8-bit states.
 const PERIOD: usize = 1 << 20;
-/// Cases of up to this number of elements are compared in full.
+/// Cases of up to this number of elements are compared in full, except with stochastic rounding.
 const WHOLE: u64 = 16 << 20;
-/// The number of ranges that are compared in a case of more than [`WHOLE`] elements. Each range is one period long.
+/// The number of ranges that are compared in a case of more than [`WHOLE`] elements without stochastic rounding. Each
+/// range is one period long.
 const TILES: u64 = 16;
 const SEED: u64 = 1;
 
@@ -143,7 +145,8 @@ impl Expected {
     }
 }
 
-/// Compares the elements `part` of every tensor with those of the host, and returns the first difference.
+/// Compares the elements `part` of every tensor except the gradients with those of the host, and returns the first
+/// difference.
 fn difference(
     case: &Case,
     launcher: &mut GpuLauncher,
